@@ -227,12 +227,11 @@ class Ledger:
         def replay(run: str, transport: str) -> Replay:
             return results.replay(run, compute=self.study.compute, transport=transport)
 
-        row.figures = figures(
-            self.study.objectives,
-            [Run(results.path(run)) for run in row.runs],
-            lambda transport: [replay(run, transport) for run in row.runs],
-            lambda transport: [replay(partners[run], transport) if run in partners else None for run in row.runs],
-        )
+        def replays(transport: str) -> list[tuple[Replay, Replay | None]]:
+            dense = {run: replay(partners[run], transport) for run in row.runs if run in partners}
+            return [(replay(run, transport), dense.get(run)) for run in row.runs]
+
+        row.figures = figures(self.study.objectives, [Run(results.path(run)) for run in row.runs], replays)
         transport = next(each.transport for each in self.study.objectives if each.transport is not None)
         row.settled, row.compute = True, replay(row.runs[0], transport).costs.source
 

@@ -146,20 +146,17 @@ class Objective:
 def figures(
     objectives: Sequence[Objective],
     runs: Sequence[Run],
-    replays: Callable[[str], Sequence[Replay]],
-    dense: Callable[[str], Sequence[Replay | None]] = lambda transport: (),
+    replays: Callable[[str], Sequence[tuple[Replay, Replay | None]]],
 ) -> dict[str, Figure]:
     """Return every objective of a trial from the runs of its seeds; raises analysis.ReplayError if one cannot be priced.
 
-    `replays` returns the runs priced over a transport, pooled with the runs of their job, and `dense` the dense replay to compare
-    each with; both are called for the transports of prices only.
+    `replays` returns each run priced over a transport, pooled with the runs of its job, and the dense run to compare it with; it is
+    called for the transports of prices only.
     """
-    replays, dense = cache(replays), cache(dense)
+    replays = cache(replays)
     return {
-        objective.name: _measured(objective, runs)
-        if objective.transport is None
-        else _price(objective, replays(objective.transport), dense(objective.transport))
-        for objective in objectives
+        each.name: _measured(each, runs) if each.transport is None else _price(each, replays(each.transport))
+        for each in objectives
     }
 
 
@@ -178,13 +175,13 @@ def _measured(objective: Objective, runs: Sequence[Run]) -> Figure:
     return Figure(statistics.fmean(known), statistics.stdev(known) if len(known) > 1 else None)
 
 
-def _price(objective: Objective, replays: Sequence[Replay], dense: Sequence[Replay | None]) -> Figure:
+def _price(objective: Objective, replays: Sequence[tuple[Replay, Replay | None]]) -> Figure:
     """Return the mean price over a trial's runs; missing if one of them did not reach the target."""
     from raysim.analysis.runs.estimates import Estimate
 
     assert objective.network is not None
     prices, dense_s, speedups = [], [], []
-    for i, replay in enumerate(replays):
+    for replay, other in replays:
         (step,) = replay.step_s([objective.network])
         count = 1
         if objective.goal is not None:
@@ -193,7 +190,6 @@ def _price(objective: Objective, replays: Sequence[Replay], dense: Sequence[Repl
                 return Figure(None, reached=False)
             count = reached
         prices.append([count * end for end in step])
-        other = dense[i] if dense else None
         if other is not None and objective.goal is None:
             dense_s.append(other.step_s([objective.network])[0].value)
             speedups += replay.speedup(other, [objective.network])
@@ -223,7 +219,7 @@ class Constraint:
         given = [name for name in ("at_most", "at_least", "within") if getattr(self, name) is not None]
         if len(given) != 1:
             raise ConfigError(
-                f"`constraints` of {self.objective} must have just one of at_most, at_least and within, but got "
+                f"`constraints` of {self.objective} must have exactly one of at_most, at_least and within, but got "
                 f"{' and '.join(given) or 'none'}."
             )
         value = getattr(self, given[0])

@@ -69,7 +69,7 @@ class Sweep:
         wait_s: float | None = None,
     ) -> None:
         if resume and out is None:
-            raise ConfigError("`resume` needs `out`, the folder of the study to go on with.")
+            raise ConfigError("`resume` needs `out`, the folder of the study to resume.")
         self.study = study
         self.address = address or os.environ.get("RAY_ADDRESS")
         self.wait_s = wait_s

@@ -111,7 +111,7 @@ class Space:
                         f"`{where}` has the placeholder {{{name}}}, which `symbols` must define. Known: {known}."
                     )
                 if name in inside:
-                    raise ConfigError(f"`{where}` must not lead back to itself, but {{{name}}} does.")
+                    raise ConfigError(f"`{where}` must not form a cycle, but {{{name}}} does.")
                 self._check(where, self.symbols[name], (*inside, name))
         elif isinstance(spec, Mapping) and spec.keys() & RANGE:
             _check_range(where, spec)

@@ -291,9 +291,7 @@ class Study:
         for key in sorted((old.keys() | new.keys()) - CHANGEABLE):
             check_same(key, old.get(key), new.get(key))
         if self.source is not None and _text(folder / "space.py") != self.source:
-            raise ConfigError(
-                f"The Python file of the study must be as it was, but {folder / 'space.py'} is another one."
-            )
+            raise ConfigError(f"The Python file of the study must be unchanged, but {folder / 'space.py'} differs.")
         return study
 
 

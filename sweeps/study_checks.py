@@ -28,7 +28,7 @@ def check_fields(study: Study) -> None:
     ):
         twice = [name for name in names if list(names).count(name) > 1]
         if twice:
-            raise ConfigError(f"`{field}` must differ, but {twice[0]} is there twice.")
+            raise ConfigError(f"`{field}` must be different, but {twice[0]} occurs twice.")
     if study.trials is None and study.sampler != "grid":
         raise ConfigError(f"`trials` must be given with `sampler` = {study.sampler!r}, which never runs out of points.")
     if study.trials is not None and study.trials < len(study.baselines):
@@ -155,7 +155,9 @@ def check_branches(study: Study, num_steps: int) -> None:
     """Raise ConfigError if trials cannot be trained for `num_steps` steps from the points of `branches`."""
     base, points = study.config({}), study.branch_steps
     if base.steps is None:
-        raise ConfigError("`branches` needs `steps` in the base, of which its points are shares, but got epochs.")
+        raise ConfigError(
+            "`branches` needs `steps` in the base, because its points are shares of them, but got epochs."
+        )
     if base.start is not None:
         raise ConfigError("`branches` makes the run from which trials start: leave out `start` of the base.")
     for field, given in (

@@ -222,7 +222,9 @@ def _make(file: _File, overrides: Sequence[str]) -> Study:
         raise ConfigError(first_error(error, StudyKeys.model_fields, " of a study")) from None
     name = keys.name or file.name
     if name is None:
-        raise ConfigError("`name` must be given in a study's file called study.toml, as each sweep calls its own.")
+        raise ConfigError(
+            "`name` must be given in a study's file called study.toml, because each sweep writes a file of that name."
+        )
     base = _base(keys.base, file.folder)
     for key, value in keys.set.items():
         override(base, key, value)

@@ -95,11 +95,9 @@ class Cluster(NamedTuple):
     def named(cls, file: str | None, url: str | None) -> Cluster:
         """Return the cluster given by `file` or `url`; raises ConfigError unless exactly one is given, or if the file is bad."""
         if (file is None) == (url is None):
-            raise ConfigError(
-                "Give the cluster by `--cluster FILE`, as for `ray up`, or by `--address URL`, one of them."
-            )
+            raise ConfigError("Give exactly one of `--cluster FILE`, as for `ray up`, and `--address URL`.")
         if file is not None and not Path(file).is_file():
-            raise ConfigError(f"`--cluster` must be the file that `ray up` was given, but {file} is not a file.")
+            raise ConfigError(f"`--cluster` must be the file given to `ray up`, but {file} is not a file.")
         if url is not None and urlsplit(url).scheme not in ("http", "https"):
             raise ConfigError(
                 f"`--address` must be the URL of the cluster's dashboard, as http://127.0.0.1:{PORT}, but got {url!r}."

@@ -237,8 +237,8 @@ def trial_figures(
         with trusting(*modules):
             pooled = beside(runs, most=POOLED_RUNS, compute=compute)
 
-    def replays(transport: str) -> list[Replay]:
-        return [Replay(each.recording, costs=each.costs, transport=transport) for each in pooled]
+    def replays(transport: str) -> list[tuple[Replay, None]]:
+        return [(Replay(each.recording, costs=each.costs, transport=transport), None) for each in pooled]
 
     return figures(objectives, runs, replays)
 
@@ -278,7 +278,7 @@ def forecast_values(
     compute: str,
     modules: Collection[str],
 ) -> list[float]:
-    """Return the objectives of unfinished `runs`, for whole ones; nothing if one cannot be known.
+    """Extrapolate the objectives of unfinished `runs` to whole runs; empty if one is unknown.
 
     Quality is that of `dense` runs, worsened by `harm` in the unit of `measure`; bytes are those of as many steps as dense has.
     """

@@ -144,7 +144,7 @@ class _Setting:
 
     @cached_property
     def untold(self) -> str | None:
-        """The reason why the runs themselves tell no law; None if they do."""
+        """The reason why no law can be fitted to the runs; None if one can."""
         for size, row in self.rows.items():
             where = format_parameters(size.parameters)
             if row["diverged"]:

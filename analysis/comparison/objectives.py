@@ -1,10 +1,8 @@
-"""Objectives of trials: their Pareto front under constraints, and the importance of each parameter for each."""
+"""Objectives of trials: their Pareto front, and the importance of each parameter for each."""
 
 from __future__ import annotations
 
 import math
-import operator
-import re
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -23,18 +21,14 @@ if TYPE_CHECKING:
 
 PREFIXES = ("objective.", "constraint.", "param.")
 
-_RELATIONS = {"<=": operator.le, ">=": operator.ge, "<": operator.lt, ">": operator.gt, "==": operator.eq}
 
-
-def frontier(
-    frame: pd.DataFrame, objectives: Iterable[str] | Mapping[str, str], *, constraints: Iterable[str] = ()
-) -> pd.DataFrame:
+def frontier(frame: pd.DataFrame, objectives: Iterable[str] | Mapping[str, str]) -> pd.DataFrame:
     """Return the rows that no other row dominates, sorted by the first objective.
 
     `objectives` are columns, each minimised or maximised by its name, or a mapping to "minimize" or "maximize".
-    `constraints` are texts such as "loss_on <= 0.3". Trials that break a constraint of their study (`feasible` is false) are left
-    out. Columns of trials may be named without their "objective." or "param.". Rows keep their index; a row that lacks an
-    objective is left out, and equal rows are both kept. Raises AnalysisError if a column or constraint is not understood.
+    Trials that break a constraint of their study (`feasible` is false) are left out. Columns of trials may be named without their
+    "objective." or "param.". Rows keep their index; a row that lacks an objective is left out, and equal rows are both kept.
+    Raises AnalysisError if a column is unknown.
     """
     names = [objectives] if isinstance(objectives, str) else list(objectives)
     if not names:
@@ -43,8 +37,6 @@ def frontier(
     allowed = frame
     if "feasible" in frame:
         allowed = frame[frame["feasible"].astype("boolean").fillna(True)]
-    for constraint in constraints:
-        allowed = allowed[_holds(allowed, constraint)]
     columns = [column_of(frame, name) for name in names]
     allowed = allowed.dropna(subset=columns)
     values = allowed[columns].to_numpy(float, copy=True)
@@ -52,7 +44,9 @@ def frontier(
     for i, name in enumerate(names):
         direction = given.get(name, natural_direction(name, measures))
         if direction not in ("minimize", "maximize"):
-            raise AnalysisError(f"`objectives` must be to minimize or maximize, but {name!r} is to {direction!r}.")
+            raise AnalysisError(
+                f"`objectives` must have the direction 'minimize' or 'maximize', but {name!r} has {direction!r}."
+            )
         if direction == "maximize":
             values[:, i] *= -1
     kept = _unbeaten(values)
@@ -73,21 +67,6 @@ def column_of(frame: pd.DataFrame, name: str) -> str:
     raise AnalysisError(f"There is no column {name!r}. Known: {', '.join(known)}.")
 
 
-def _holds(frame: pd.DataFrame, constraint: str) -> pd.Series[bool]:
-    parts = re.fullmatch(r"\s*(.+?)\s*(<=|>=|==|<|>)\s*(\S+)\s*", constraint)
-    try:
-        limit = float(parts[3]) if parts else None
-    except ValueError:
-        limit = None
-    if parts is None or limit is None:
-        raise AnalysisError(
-            f"A constraint is a column, a relation and a number, as in 'loss_on <= 0.3', but got {constraint!r}."
-        )
-    values = frame[column_of(frame, parts[1])].astype("Float64")
-    held: pd.Series[bool] = _RELATIONS[parts[2]](values, limit).fillna(False).astype(bool)
-    return held
-
-
 def _unbeaten(values: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Return a mask of the rows dominated by no other, if less is better in every column."""
     keep = np.ones(len(values), bool)
@@ -100,17 +79,14 @@ def _unbeaten(values: NDArray[np.float64]) -> NDArray[np.bool_]:
 MIN_TRIALS = 4  # with fewer, trees learn nothing
 
 
-def importance(
-    of: Results | pd.DataFrame | optuna.Study, objectives: Iterable[str] | None = None, *, seed: int = 0
-) -> pd.DataFrame:
+def importance(of: Results | pd.DataFrame, objectives: Iterable[str] | None = None, *, seed: int = 0) -> pd.DataFrame:
     """Return the importance of each parameter for each objective: the share of the objective's variance due to the parameter.
 
-    `of` is a result of `load`, a frame of trials, or a study of Optuna's. Importances of an objective sum to 1 over the
-    parameters that all trials have. A parameter that only some trials have (such as a density, if others quantise) is
-    judged over these trials, beside the parameters that all have: the column `trials` is their number, and
-    `conditional` marks such parameters. Trials without the objective, baselines, and trials that share another's
-    results are left out. Raises AnalysisError if an objective is unknown. Source: Optuna's fANOVA; Hutter, Hoos, Leyton-Brown 2014, "An
-    efficient approach for assessing hyperparameter importance".
+    `of` is a result of `load` or a frame of trials. Importances of an objective sum to 1 over the parameters that all trials have. A
+    parameter that only some trials have (such as a density, if others quantise) is judged over these trials, beside the parameters
+    that all have: the column `trials` is their number, and `conditional` marks such parameters. Trials without the objective,
+    baselines, and trials that share another's results are left out. Raises AnalysisError if an objective is unknown. Source: Optuna's
+    fANOVA; Hutter, Hoos, Leyton-Brown 2014, "An efficient approach for assessing hyperparameter importance".
     """
     trials = _trials(of)
     wanted = None if objectives is None else list(objectives)
@@ -123,28 +99,13 @@ def importance(
     return pd.DataFrame(rows, columns=["study", "objective", "parameter", "importance", "trials", "conditional"])
 
 
-def _trials(of: Results | pd.DataFrame | optuna.Study) -> pd.DataFrame:
-    if isinstance(of, pd.DataFrame):
-        frame = of
-    elif isinstance(of, Results):
-        frame = of.trials
-    else:
-        frame = _from_study(of)
+def _trials(of: Results | pd.DataFrame) -> pd.DataFrame:
+    frame = of.trials if isinstance(of, Results) else of
     if "baseline" in frame:
         frame = frame[~frame["baseline"].fillna(False).astype(bool)]
     if "same_as" in frame:
         frame = frame[frame["same_as"].isna()]
     return frame if {"folder", "study"} & set(frame) else frame.assign(study="study")
-
-
-def _from_study(study: optuna.Study) -> pd.DataFrame:
-    names = study.metric_names or [str(i) for i in range(len(study.directions))]
-    rows: list[dict[str, Any]] = [
-        {f"param.{name}": value for name, value in trial.params.items()}
-        | {f"objective.{name}": value for name, value in zip(names, trial.values or (), strict=False)}
-        for trial in study.get_trials(deepcopy=False)
-    ]
-    return pd.DataFrame(rows).assign(study=study.study_name)
 
 
 def _of_objective(trials: pd.DataFrame, objective: str, seed: int) -> list[dict[str, Any]]:

@@ -145,7 +145,7 @@ def scan(
 
 
 def condition_of(where: Filter | None, schema: pa.Schema) -> pc.Expression | None:
-    """Return the condition on rows as an expression, tried on an empty table so that no file is blamed for its errors."""
+    """Return the condition on rows as an expression, checked on an empty table before any file is read."""
     try:
         condition = pq.filters_to_expression(list(where)) if isinstance(where, Sequence) else where
         ds.dataset(schema.empty_table()).to_table(filter=condition)

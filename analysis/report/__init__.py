@@ -104,7 +104,7 @@ def compose(
         sections=[summarised, *extra, *others],
         networks=list(material.networks) if any(job.priced for job in jobs) else (),
         network=material.network,
-        transport=material.transport,
+        transport=material.options["transport"],
         carried=sentences,
     )
 

@@ -6,14 +6,11 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from raysim.analysis.comparison.choice import divergence
-from raysim.analysis.comparison.choice import settings as judge_settings
 from raysim.analysis.data.folders import over
-from raysim.analysis.data.settings import COMPRESSION
-from raysim.analysis.report.material import MODES, JobRuns, Material, SettingRuns
+from raysim.analysis.report.material import MODES, JobRuns, Material, SettingRuns, judged_by_run
 from raysim.analysis.report.page import (
     BLACK,
     COLOURS,
@@ -118,12 +115,11 @@ SIDES = ("middle right", "top right", "middle left", "bottom right")  # of a poi
 def _settings_table(job: JobRuns, material: Material) -> Table:
     """Return a table of the highlighted settings, with the bandwidth below which they pay off."""
     runs = material.results.select([run for setting in job.named for run in setting.runs])
-    even = judge_settings(runs, networks=BREAK_EVEN, **material.options)
+    even = judged_by_run(runs, networks=BREAK_EVEN, **material.options)
     rows = []
     for i, setting in enumerate(job.named, start=1):
         judged = setting.judged
-        same = [(even[key] == judged.get(key)).to_numpy(bool) for key in ("context", *COMPRESSION)]
-        matches = even[np.logical_and.reduce(same)].to_dict("records")
+        priced = next((even[run] for run in setting.runs if run in even), None)
         evidence = against_dense(setting, job.measure) if judged else ""
         rows.append(
             {
@@ -134,7 +130,7 @@ def _settings_table(job: JobRuns, material: Material) -> Table:
                 "factor": setting.factor,
                 "step": setting.step_s or "not priced",
                 "speed-up": faster(setting),
-                "pays below": "" if setting.dense else below(matches[0]) if matches else "unknown",
+                "pays below": "" if setting.dense else below(priced) if priced else "unknown",
                 **{mode: setting.quality[mode] for mode in MODES},
                 "verdict": setting.verdict or ("baseline" if setting.dense else "no dense run"),
                 "quality": f"{evidence}; {divergence(judged)}" if setting.verdict == "safe" else evidence,

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from raysim.analysis.comparison.choice import settings as judge_settings
 from raysim.analysis.data.settings import candidate_name, differing, is_probe, titles
 from raysim.analysis.report.material import MODES, JobRuns, Material, MeanQuality, SettingRuns
 from raysim.analysis.runs.estimates import Estimate
@@ -40,26 +39,17 @@ def gather(
     by_name = {repr(network): network for network in networks}
     chosen = first if first is not None and first in by_name else next(iter(by_name))
     transport = transport or results.transport_of(results.runs["study"].dropna())
-    material = Material(results, by_name, chosen, compute, profile, transport)
+    options = {"compute": compute, "profile": profile, "transport": transport}
+    material = Material(results, by_name, chosen, options)
     runs = material.finished.runs
     if not len(runs):
         return material
-    judged = _judged(material.finished)
     jobs = []
     for i, (name, title) in enumerate(titles(runs.to_dict("records")).items(), start=1):
-        job = _job(f"job{i}", title, runs[runs["job"] == name], material, judged)
+        job = _job(f"job{i}", title, runs[runs["job"] == name], material)
         jobs.append(replace(job, home=_home(job, material)))
     probes = [job for job in jobs if is_probe(job.runs.iloc[0].to_dict())]
     return replace(material, jobs=[job for job in jobs if job not in probes], probes=probes)
-
-
-def _judged(results: Results) -> dict[str, dict[str, Any]]:
-    """Return, for each run, the row of `raysim.analysis.settings` that it is evidence for."""
-    return {
-        run: {str(key): value for key, value in row.items()}
-        for row in judge_settings(results).to_dict("records")
-        for run in row["runs"]
-    }
 
 
 def _home(job: JobRuns, material: Material) -> dict[str, dict[str, Mapping[str, Estimate]]]:
@@ -71,16 +61,14 @@ def _home(job: JobRuns, material: Material) -> dict[str, dict[str, Mapping[str, 
     return home
 
 
-def _job(
-    key: str, title: str, runs: pd.DataFrame, material: Material, judged: Mapping[str, Mapping[str, Any]]
-) -> JobRuns:
+def _job(key: str, title: str, runs: pd.DataFrame, material: Material) -> JobRuns:
     measure = material.finished.measure_of(runs)
     groups = runs.groupby(_names(runs, material.results.keys), sort=False)
-    settings = [_setting(str(name), rows, measure, material, judged) for name, rows in groups]
+    settings = [_setting(str(name), rows, measure, material) for name, rows in groups]
     settings.sort(key=lambda setting: (not setting.dense, setting.wire_bytes))
     costs = next((material.replay(setting.priced).costs for setting in settings if setting.priced), None)
     words = ("", "") if costs is None else (costs.method, costs.source)
-    return JobRuns(key, title, measure, settings, runs, list(material.networks), *words, material.transport)
+    return JobRuns(key, title, measure, settings, runs, list(material.networks), *words, material.options["transport"])
 
 
 def _column(runs: pd.DataFrame, name: str, missing: Any) -> pd.Series[Any]:
@@ -107,13 +95,7 @@ def _names(runs: pd.DataFrame, keys: Iterable[str]) -> pd.Series[str]:
     return pd.Series(names, runs.index)
 
 
-def _setting(
-    name: str,
-    runs: pd.DataFrame,
-    measure: Measure,
-    material: Material,
-    judged: Mapping[str, Mapping[str, Any]],
-) -> SettingRuns:
+def _setting(name: str, runs: pd.DataFrame, measure: Measure, material: Material) -> SettingRuns:
     how = Setting.of(runs.iloc[0].to_dict())
     done = _column(runs, "steps_done", 1).astype(float).clip(lower=1)
     wire, dense = (_column(runs, name, math.nan).astype(float) / done for name in ("wire_bytes", "dense_bytes"))
@@ -130,7 +112,7 @@ def _setting(
         wire_bytes=float(wire.mean()),
         dense_bytes=float(dense.mean()),
         quality={mode: _mean(well.get(f"final_{measure.name}_{mode}")) for mode in MODES},
-        judged=next((judged[run] for run in names if run in judged), {}),
+        judged=next((material.judged[run] for run in names if run in material.judged), {}),
         skill=_skill(well, measure),
         **material.price(names),
     )

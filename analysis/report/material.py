@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
 
 from raysim.analysis.comparison.choice import is_promising
+from raysim.analysis.comparison.choice import settings as judge_settings
 from raysim.analysis.comparison.objectives import frontier
 from raysim.analysis.comparison.rule import SKILL, PairedSpread, seeds_needed
 from raysim.analysis.data import ReplayError
@@ -210,26 +210,22 @@ class Material:
     """By name, in the order of the page's control."""
     network: str
     """The network chosen at first."""
-    compute: str = "auto"
-    """The pooled seconds of compute, as for `Recording`."""
-    profile: Path | str | None = None
-    """A file of `raysim profile` with the compute to use instead."""
-    transport: str = USUAL_TRANSPORT
-    """The transport of packets in prices."""
+    options: Mapping[str, Any]
+    """The keyword arguments of `Results.replay`."""
     jobs: Sequence[JobRuns] = ()
     """The jobs of trained runs."""
     probes: Sequence[JobRuns] = ()
     """The jobs of candidates of a probe, which have no quality and a section of their own."""
 
-    @property
-    def options(self) -> dict[str, Any]:
-        """The keyword arguments of `Results.replay`."""
-        return {"compute": self.compute, "profile": self.profile, "transport": self.transport}
-
     @cached_property
     def finished(self) -> Results:
         """The finished runs."""
         return self.results.select(self.results.runs["status"].isin(FINISHED))
+
+    @cached_property
+    def judged(self) -> dict[str, dict[str, Any]]:
+        """The row of `raysim.analysis.settings` that each finished run is evidence for."""
+        return judged_by_run(self.finished)
 
     @cached_property
     def partners(self) -> dict[str, str]:
@@ -238,7 +234,7 @@ class Material:
 
     def replay(self, run: str, **options: Any) -> Replay:
         """Return a run ready to be priced; `options`: arguments of `Results.replay` in place of the report's."""
-        return self.results.replay(run, **(self.options | options))
+        return self.results.replay(run, **{**self.options, **options})
 
     def steps_s(self, runs: Iterable[str], networks: Sequence[Network]) -> list[float]:
         """Return the mean seconds of a step of priced runs on each network, without intervals."""
@@ -288,3 +284,12 @@ class Material:
         """Return the means over runs by network."""
         means = np.mean(by_run, axis=0).tolist()
         return {name: kind(*values) for name, values in zip(self.networks, means, strict=True)}
+
+
+def judged_by_run(results: Results, **options: Any) -> dict[str, dict[str, Any]]:
+    """Return, for each run, the row of `raysim.analysis.settings` that it is evidence for; `options` are its arguments."""
+    return {
+        run: {str(key): value for key, value in row.items()}
+        for row in judge_settings(results, **options).to_dict("records")
+        for run in row["runs"]
+    }

@@ -34,7 +34,7 @@ def load(*folders: str | Path) -> Results:
     raysim.analysis.data.AnalysisError: There is no folder results/none.
     """
     if not folders:
-        raise AnalysisError("`load` needs a folder or more.")
+        raise AnalysisError("`load` needs at least one folder.")
     try:
         roots = tuple(open_folder(folder) for folder in folders)
     except PlaceError as error:

@@ -109,7 +109,9 @@ def replay(
     if isinstance(runs, Results):
         return _typed(list(_all_rows(runs, chosen, against, parsed, split=split, profile=profile)))
     if against == "dense":
-        raise ReplayError("`against` = 'dense' needs `Results`, in which each run finds its dense one: see `load`.")
+        raise ReplayError(
+            "`against` = 'dense' needs the `Results` of `load`, in which each run has a dense counterpart."
+        )
     many = [runs] if isinstance(runs, (Run, Place, str, Replay)) else list(runs)
     replays = _together([*many, *([] if against is None else [against])], profile)
     dense = replays.pop() if against is not None else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -112,13 +113,14 @@ def advise(
         tried=[parse_setting(text) for text in tried or []],
         costs=parse_costs(costs),
     )
-    show_advice(advice, model)
-    _write_files(advice, model, plot, study, json_file)
+    figures = advice_figures(advice, model)
+    show_advice(advice, figures)
+    _write_files(advice, model, plot, study)
+    if json_file is not None:
+        write_json(figures, json_file)
 
 
-def _write_files(
-    advice: Advice, model: str | None, plot: Path | None, study: Path | None, json_file: Path | None
-) -> None:
+def _write_files(advice: Advice, model: str | None, plot: Path | None, study: Path | None) -> None:
     if plot is not None:
         from raysim.forecast.answer import draw
 
@@ -128,8 +130,6 @@ def _write_files(
         from raysim.forecast.study import write_study
 
         echo(write_study(advice, model, study))
-    if json_file is not None:
-        write_json(advice_figures(advice, model), json_file)
 
 
 def _steps(text: str) -> list[int]:
@@ -143,20 +143,16 @@ def _steps(text: str) -> list[int]:
     return numbers
 
 
-def show_advice(advice: Advice, source: str | None) -> None:
-    """Print the answer, then the bandwidth for each utilisation, the steps on each network, and the assumptions.
-
-    `source`: the model as it was named on the command line.
-    """
+def show_advice(advice: Advice, figures: Mapping[str, Any]) -> None:
+    """Print the `advice_figures`: answer, bandwidth for each utilisation, steps on each network, and assumptions."""
     from raysim.cli.terminal import console, show_notes, table_of, write_line
-    from raysim.forecast.answer import answer, assumptions, percent
+    from raysim.forecast.answer import percent
     from raysim.forecast.bandwidth import LEVELS
-    from raysim.forecast.study import screen_command
 
     out, ways = console(), ("layout", "setting")
-    for sentence in answer(advice):
+    for sentence in figures["answer"]:
         write_line(out, sentence)
-    if (command := screen_command(advice, source)) is not None:
+    if (command := figures["screen"]) is not None:
         write_line(
             out,
             f"Some settings are untried on a model like this. To try them on its weights, without training: {command}",
@@ -177,7 +173,7 @@ def show_advice(advice: Advice, source: str | None) -> None:
         rows = []
         for row, names in _named(advice):
             on = row.networks[i]
-            figures = {
+            cells = {
                 "step": format_seconds(on.step_s),
                 "samples/s": three_digits(on.samples_per_s),
                 "utilisation": f"{percent(on.utilisation)} ({percent(on.low)} to {percent(on.high)})",
@@ -185,7 +181,7 @@ def show_advice(advice: Advice, source: str | None) -> None:
                 "latency": percent(on.parts.latency / on.step_s),
                 "mostly": f"{on.limit} {getattr(on.parts, on.limit) / on.step_s:.0%}",
             }
-            rows.append(names | figures)
+            rows.append(names | cells)
         out.print(table_of(rows, f"A step on {network!r}", fold=ways, no_wrap=True))
         if advice.costs is not None:
             rows = [
@@ -194,7 +190,7 @@ def show_advice(advice: Advice, source: str | None) -> None:
                 if (on := row.networks[i]).expected is not None
             ]
             out.print(table_of(rows, f"A step with churn and money on {network!r}", fold=ways))
-    show_notes(out, assumptions(advice))
+    show_notes(out, figures["notes"])
 
 
 def _named(advice: Advice) -> list[tuple[Row, dict[str, str]]]:
@@ -215,7 +211,7 @@ def _memory(row: Row) -> str:
 
 
 def advice_figures(advice: Advice, source: str | None) -> dict[str, Any]:
-    """Return the content of `show_advice`, for JSON."""
+    """Return the advice for JSON and `show_advice`; `source`: the model as it was named on the command line."""
     from raysim.forecast.answer import answer, assumptions
     from raysim.forecast.bandwidth import LEVELS
     from raysim.forecast.study import screen_command

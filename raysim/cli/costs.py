@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -34,10 +34,17 @@ def parse_costs(file: Path | None) -> FleetCosts | None:
 
 
 def show_costs(
-    costs: FleetCosts, expected: Callable[[FleetCosts, Network], Expected], networks: Sequence[Network]
+    costs: FleetCosts,
+    expected: Callable[[FleetCosts, Network], Expected],
+    networks: Sequence[Network],
+    figures: Mapping[str, Any],
 ) -> None:
-    """Print the expected step on each network, its causes, and the money of 1,000 steps."""
-    rows = [{"network": repr(network), **cost_cells(costs, expected(costs, network))} for network in networks]
+    """Print the expected step on each network, its causes, and the money of 1,000 steps; add it to the figures for JSON."""
+    rows = []
+    for network, row in zip(networks, figures["networks"], strict=True):
+        own = expected(costs, network)
+        row["expected"] = own._asdict()
+        rows.append({"network": repr(network), **cost_cells(costs, own)})
     out = console()
     out.print(table_of(rows, "A step with churn and money"))
     show_notes(out, [costs.words()])
@@ -65,16 +72,3 @@ def cost_cells(costs: FleetCosts, expected: Expected) -> dict[str, str]:
         cells["by departures"] = f"{expected.departures - 1:+.1%}" if finite else "all"
         cells["checkpoint every"] = "joins again" if every is None else format_seconds(every)
     return cells
-
-
-def with_costs(
-    figures: dict[str, Any],
-    fleet: FleetCosts | None,
-    expected: Callable[[FleetCosts, Network], Expected],
-    networks: list[Network],
-) -> dict[str, Any]:
-    """Return figures for JSON with the expected step on each network, if costs are given."""
-    if fleet is not None:
-        for row, network in zip(figures["networks"], networks, strict=True):
-            row["expected"] = expected(fleet, network)._asdict()
-    return figures

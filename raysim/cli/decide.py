@@ -6,6 +6,7 @@ import os
 import shlex
 from contextlib import ExitStack
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,9 +16,12 @@ from raysim.cli.exits import ending_on_signals, fail
 from raysim.cli.options import JsonFile, Overrides, Recipe, Tried, parse_networks, write_json
 from raysim.cli.screen import ComputeDevice, ComputeProfile, Packets
 from raysim.cli.sweep import Price, Resume, arguments, run_job, run_sweep
+from raysim.cli.terminal import console, echo, table_of, write_line
+from raysim.units import plural
 
 if TYPE_CHECKING:
     from raysim.network.topology import Network
+    from raysim.sweeps.contenders import Candidate
     from raysim.sweeps.decide import DecisionState
     from raysim.training.events import Interruption
 
@@ -92,8 +96,6 @@ def decide(
             fail(f"interrupted. To go on: {again}", ending.exit_code)
         if decision.left and not decision.settled:
             _race(decision, allowed, again, ending, address=address)
-        from raysim.cli.decide_tables import show_decision
-
         show_decision(decision)
     if json_file is not None:
         write_json(decision.as_mapping(), json_file)
@@ -101,12 +103,9 @@ def decide(
 
 def _prepare(decision: DecisionState, network: Network) -> None:
     """Price and screen what an earlier session has not; show what is left."""
-    from raysim.cli.decide_tables import show_candidates, show_step
-    from raysim.sweeps.decision import stay_priced, stay_screened
+    from raysim.sweeps.conclusion import stay_priced, stay_screened
 
-    def say(line: str) -> None:
-        typer.echo(line, err=True)
-
+    say = partial(echo, err=True)
     if not decision.ended:
         decision.price(say)
     show_step(decision)
@@ -129,7 +128,7 @@ def _race(decision: DecisionState, budget: Any, again: str, ending: Interruption
     from raysim.training.start import check_least_memory
 
     study = decision.study(budget)
-    typer.echo(
+    echo(
         f"3 of 3: {len(decision.left)} settings race beside dense within {study.budget.text if study.budget else budget.text}.",
         err=True,
     )
@@ -137,7 +136,7 @@ def _race(decision: DecisionState, budget: Any, again: str, ending: Interruption
     if not (address or os.environ.get("RAY_ADDRESS")):
         check_least_memory("ray")
     with trusting(*study.modules):
-        from raysim.sweeps.decision import conclude
+        from raysim.sweeps.conclusion import conclude
         from raysim.sweeps.runner import Sweep
 
         race = f"{decision.store.out.rstrip('/')}/{RACE}"
@@ -170,3 +169,73 @@ def _submit(
         fail("`--cluster` needs `--out`, a bucket's URI or an absolute path that every node sees.", 2)
     sent = arguments("decide", words[0], words[1:], **given, out=out, address="auto", resume=resume)
     run_job(sent, Cluster.named(cluster, None), out, files=files)
+
+
+# --- the parts of a decision in the terminal ----------------------------------------------------------------------------------
+
+
+def show_step(decision: DecisionState) -> None:
+    """Print dense's step by cause; if nothing can gain enough, the other ways to run the training."""
+    from raysim.sweeps.conclusion import step_causes, way_words
+
+    out = console()
+    assert decision.parts is not None
+    write_line(out, step_causes(decision.parts, decision.dense_s, decision.question.network))
+    if decision.ways:
+        write_line(
+            out, "Other ways to run it, without compression; larger batches and local steps change the training:"
+        )
+    for way in decision.ways:
+        write_line(out, f"- {way_words(way)}")
+
+
+def show_candidates(decision: DecisionState) -> None:
+    """Print the screen's findings, and a row for each setting with the reason why it was dropped."""
+    out = console(width=160)
+    for line in decision.findings:
+        write_line(out, line)
+    rows = sorted(decision.candidates, key=lambda each: (not each.open, -(each.speedup or 0.0)))
+    left = plural(len(decision.left), "setting")
+    title = f"{left} of {len(rows)} left before training, on {decision.question.network!r}"
+    out.print(table_of([_row(each) for each in rows], title, text=["setting", "outcome"], fold=["setting", "outcome"]))
+
+
+def show_decision(decision: DecisionState) -> None:
+    """Print the decision, the lines for the user's training, and the paths of all files."""
+    out = console(width=160)
+    if decision.ended == "raced":
+        rows = sorted(decision.candidates, key=lambda each: (not each.harm, -(each.speedup or 0.0)))
+        out.print(
+            table_of(
+                [_raced(each) for each in rows],
+                "What became of each setting",
+                text=["setting"],
+                fold=["setting", "harm", "outcome"],
+            )
+        )
+    if decision.code:
+        write_line(out, decision.code)
+    for sentence in decision.sentences[1:]:
+        write_line(out, sentence)
+    write_line(out, f"All of it: {decision.store.out}")
+    write_line(out, f"Decision: {decision.sentences[0]}")
+
+
+def _row(candidate: Candidate) -> dict[str, str]:
+    from raysim.screening.screen import words
+
+    speedup = "-" if candidate.speedup is None else f"{candidate.speedup:.2f}x"
+    loss = "-" if candidate.difference is None else f"{candidate.difference:+.2g}"
+    outcome = "to be trained" if candidate.open else f"{candidate.outcome}: {candidate.reason}"
+    return {"setting": words(candidate.setting), "speed-up": speedup, "loss at once": loss, "outcome": outcome}
+
+
+def _raced(candidate: Candidate) -> dict[str, str]:
+    row = _row(candidate)
+    return {
+        "setting": row["setting"],
+        "speed-up": candidate.faster or row["speed-up"],
+        "loss at once": row["loss at once"],
+        "harm": candidate.harm or "-",
+        "outcome": candidate.verdict or row["outcome"],
+    }

@@ -11,11 +11,12 @@ import numpy as np
 from rich.table import Table
 
 from raysim.cli.terminal import (
-    Shares,
     console,
     first_and_last,
     show_notes,
     show_shares,
+    size_cells,
+    step_cells,
     table_of,
     wire_cells,
     write_line,
@@ -35,14 +36,12 @@ if TYPE_CHECKING:
     from raysim.forecast.timings import TimedStep
     from raysim.network.profile import Profile
     from raysim.network.sharding import Sharded
-    from raysim.network.timeline import Timeline
 
 
-def show_forecast(plan: Forecast, networks: Sequence[Network]) -> None:
-    """Print the forecast of a run: memory, packets, and steps by network and by stage."""
+def show_forecast(plan: Forecast, figures: Mapping[str, Any]) -> None:
+    """Print the `forecast_figures` of a run: memory, packets, and steps by network and by stage."""
     out = console()
     config = plan.config
-    timelines = [plan.simulate(network) for network in dict.fromkeys(networks)]
     replicas = f", {config.num_replicas} replicas" if config.num_replicas > 1 else ""
     write_line(
         out,
@@ -56,64 +55,38 @@ def show_forecast(plan: Forecast, networks: Sequence[Network]) -> None:
     out.print(_memory_table(plan))
     if plan.links:
         out.print(_links_table(plan))
-    out.print(_steps_table(plan, timelines))
-    show_shares(out, _shares(timelines))
+    rows = [{**row["pipeline"], **row} for row in figures["networks"]]
+    cells = [
+        step
+        | {"samples/s": three_digits(config.batch_size / row["step_s"])}
+        | {f"{plan.num_steps:,} steps": format_seconds(row["run_s"])}
+        for row, step in zip(rows, step_cells(rows), strict=True)
+    ]
+    out.print(table_of(cells, f"A step by network (compute: {plan.steady.source})"))
+    show_shares(out, rows, plan.num_workers)
     show_notes(out, plan.notes)
 
 
-def _steps_table(plan: Forecast, timelines: Sequence[Timeline]) -> Table:
-    """Return the seconds of a step by network."""
-    rows = []
-    steps = wire_rows(plan, [timeline.network for timeline in timelines])
-    for timeline, step, wire in zip(timelines, steps, wire_cells(steps), strict=True):
-        network, step_s = timeline.network, step["step_s"]
-        row = {"network": repr(network), "step": format_seconds(step_s), **wire}
-        bounds = plan.step_bounds_s(network)
-        if bounds is not None:
-            row["90 % interval"] = " to ".join(map(format_seconds, bounds))
-        if plan.first_steps:
-            row["first visits"] = format_seconds(plan.step_s(network, first=True))
-        if len(plan.endings) > 1:
-            row["without exchange"] = format_seconds(quiet_step_s(plan, network))
-            row["with one"] = format_seconds(plan.ending_s(network, 0))
-        if any(each.collectives for each in timelines):
-            row["collectives"] = format_seconds(timeline.collective_s, of=timeline.step_s)
-        row["update, driver"] = format_seconds(timeline.outside_s, of=timeline.step_s)
-        row["busiest link"] = f"{busiest_share(timeline):.0%} busy"
-        row["samples/s"] = three_digits(plan.config.batch_size / step_s)
-        row[f"{plan.num_steps:,} steps"] = format_seconds(plan.run_s(network))
-        rows.append(row)
-    return table_of(rows, f"A step by network (compute: {plan.steady.source})")
-
-
-def wire_rows(plan: Forecast | TimedStep, networks: Sequence[Network]) -> list[dict[str, float]]:
-    """Return the seconds of a step on each network, with those that bytes and latency add."""
+def _step_rows(plan: Forecast | TimedStep, networks: Sequence[Network]) -> list[dict[str, Any]]:
+    """Return a step on each network: its seconds, those that bytes and latency add, the load of machines, and its parts."""
     wires = wire_seconds(lambda chosen: np.array([plan.step_s(network) for network in chosen]), networks)
-    return [
-        {"step_s": plan.step_s(network)} | {f"step_{name}": value for name, value in wire._asdict().items()}
-        for network, wire in zip(networks, wires, strict=True)
-    ]
+    rows = []
+    for network, wire in zip(networks, wires, strict=True):
+        timeline = plan.simulate(network)
+        row = {"network": repr(network), "step_s": plan.step_s(network)}
+        row |= {f"step_{name}": value for name, value in wire._asdict().items()}
+        busy = timeline.mean_s("compute_s") / timeline.step_s if timeline.step_s else 0.0
+        rows.append(row | {"busy": busy, "busiest_link": busiest_share(timeline), "pipeline": summary(timeline)})
+    return rows
 
 
-def _shares(timelines: Sequence[Timeline]) -> list[Shares]:
-    """Return the parts of each step for the workers of the first replica."""
-    return [
-        Shares(
-            repr(timeline.network),
-            [worker._asdict() for worker in timeline.workers()[: timeline.table.num_workers]],
-            timeline.explain(),
-        )
-        for timeline in timelines
-    ]
-
-
-def show_timed(timed: TimedStep, networks: Sequence[Network]) -> None:
-    """Print the step simulated from hand-written timings: its seconds by network and by worker."""
+def show_timed(timed: TimedStep, figures: Mapping[str, Any], networks: Sequence[Network]) -> None:
+    """Print the `timed_figures` of a step with hand-written timings: its seconds by network and by worker."""
     out = console()
-    timelines = [timed.simulate(network) for network in dict.fromkeys(networks)]
-    for timeline in timelines:
-        rate = f", {three_digits(timed.samples / timeline.step_s)} samples a second" if timed.samples else ""
-        write_line(out, f"A step takes {format_seconds(timeline.step_s)} on {timeline.network!r}{rate}.")
+    rows = [{**row, **row["pipeline"]} for row in figures["networks"]]
+    for row in rows:
+        rate = f", {three_digits(timed.samples / row['step_s'])} samples a second" if timed.samples else ""
+        write_line(out, f"A step takes {format_seconds(row['step_s'])} on {row['network']}{rate}.")
     replicas = f", {timed.num_replicas} replicas" if timed.num_replicas > 1 else ""
     if timed.averaging_delay:
         replicas += (
@@ -125,29 +98,28 @@ def show_timed(timed: TimedStep, networks: Sequence[Network]) -> None:
         f"{timed.profile.source or 'timings by hand'}.",
     )
     if timed.sharded is not None:
-        write_line(out, sharding_words(timed, timed.sharded, timelines))
+        steps_s = {network: row["step_s"] for network, row in zip(networks, rows, strict=True)}
+        write_line(out, sharding_words(timed, timed.sharded, steps_s))
     write_line(out, "")
-    rows = []
-    cells = wire_cells(wire_rows(timed, [timeline.network for timeline in timelines]))
-    for timeline, wire in zip(timelines, cells, strict=True):
-        parts = {"pipeline": timeline.pipeline_s, "collectives": timeline.collective_s}
-        parts["update and rest"] = timeline.outside_s
-        row = {"network": repr(timeline.network), "step": format_seconds(timeline.step_s), **wire}
-        row |= {name: format_seconds(part, of=timeline.step_s) for name, part in parts.items()}
-        row |= {"GPUs busy": f"{_busy(timeline):.0%}", "bubble": f"{timeline.bubble:.0%}"}
-        if timed.sharded is None:  # `busiest_share` counts no shards
-            row["busiest link"] = f"{busiest_share(timeline):.0%} busy"
-        rows.append(row)
-    out.print(table_of(rows, "A step by network"))
-    show_shares(out, _shares(timelines))
+    parts = {"pipeline": "pipeline_s", "collectives": "collective_s", "update and rest": "outside_s"}
+    table = []
+    for row, wire in zip(rows, wire_cells(figures["networks"]), strict=True):
+        cells = {"network": row["network"], "step": format_seconds(row["step_s"]), **wire}
+        cells |= {name: format_seconds(row[part], of=row["step_s"]) for name, part in parts.items()}
+        cells |= {"GPUs busy": f"{row['busy']:.0%}", "bubble": f"{row['bubble']:.0%}"}
+        if timed.sharded is None:  # shards are not counted in it
+            cells["busiest link"] = f"{row['busiest_link']:.0%} busy"
+        table.append(cells)
+    out.print(table_of(table, "A step by network"))
+    show_shares(out, rows, timed.num_workers // timed.num_replicas)
 
 
-def sharding_words(timed: TimedStep, sharded: Sharded, timelines: Sequence[Timeline]) -> str:
+def sharding_words(timed: TimedStep, sharded: Sharded, steps_s: Mapping[Network, float]) -> str:
     """Return a sentence on the bytes that sharding sends in a step, and the seconds they add on each network."""
     whole = replace(timed, sharded=None)
     added = [
-        f"{format_seconds(timeline.step_s - whole.simulate(timeline.network).step_s)} on {timeline.network!r}"
-        for timeline in timelines
+        f"{format_seconds(step_s - whole.simulate(network).step_s)} on {network!r}"
+        for network, step_s in steps_s.items()
     ]
     sent = sharded.sent_bytes(timed.num_replicas, timed.num_microbatches)
     return (
@@ -157,8 +129,7 @@ def sharding_words(timed: TimedStep, sharded: Sharded, timelines: Sequence[Timel
 
 
 def timed_figures(timed: TimedStep, networks: Sequence[Network]) -> dict[str, Any]:
-    """Return the content of `show_timed`, for JSON."""
-    timelines = [timed.simulate(network) for network in networks]
+    """Return a step with timings on networks, for JSON and `show_timed`."""
     return {
         "schedule": repr(timed.schedule),
         "num_stages": timed.profile.num_stages,
@@ -168,26 +139,8 @@ def timed_figures(timed: TimedStep, networks: Sequence[Network]) -> dict[str, An
         "samples": timed.samples,
         "source": timed.profile.source,
         "sharded_bytes": timed.sharded.sent_bytes(timed.num_replicas, timed.num_microbatches) if timed.sharded else 0.0,
-        "networks": [
-            {
-                "network": repr(timeline.network),
-                **wire,
-                "busy": _busy(timeline),
-                "pipeline": summary(timeline),
-            }
-            for timeline, wire in zip(timelines, wire_rows(timed, networks), strict=True)
-        ],
+        "networks": _step_rows(timed, networks),
     }
-
-
-def _busy(timeline: Timeline) -> float:
-    """Return the mean share of the step in which workers compute."""
-    return timeline.mean_s("compute_s") / timeline.step_s if timeline.step_s else 0.0
-
-
-def quiet_step_s(plan: Forecast, network: Network) -> float:
-    """Return the seconds of a step with the smallest exchange of replicas, or without one if such steps exist."""
-    return plan.simulate(network, ending=len(plan.endings) - 1).step_s
 
 
 def show_profile(figures: Mapping[str, Any]) -> None:
@@ -274,44 +227,32 @@ def _links_table(plan: Forecast) -> Table:
         span = f"{link.boundary} to {others[-1].boundary}" if others else f"{link.boundary}"
         replica = "" if link.replica is None else f"replica {link.replica}"
         where = ", ".join(filter(None, (f"{span} {link.direction}", link.tensor, replica)))
-        rows.append(_sizes(where, link.codec, link.dense_bytes, link.wire_bytes))
+        rows.append({"boundaries": where, "codec": link.codec, **size_cells(link.dense_bytes, link.wire_bytes)})
         seconds = {"encode": format_seconds(link.encode_s), "decode": format_seconds(link.decode_s)}
         rows[-1] |= {"first visit": format_bytes(link.first_bytes)} | seconds
-    sums = plan.endings[0].costs["transfers"]
+    sums = plan.endings[0][1].transfers
     sums = sums[(sums["direction"] == EXCHANGES[1]) & (sums["source_replica"] == 0)]
     for stages, shape in plan.tied:
         own = sums[sums["stage"] == stages[0]]
         sent = max((int(own["wire_bytes"][own["source_stage"] == stage].sum()) for stage in stages), default=0)
         where = f"tied sum of stages {', '.join(map(str, stages))}"
-        dense = ring_bytes(math.prod(shape), len(stages))
-        rows.append(_sizes(where, repr(plan.config.tied_gradient), dense, sent))
+        sizes = size_cells(ring_bytes(math.prod(shape), len(stages)), sent)
+        rows.append({"boundaries": where, "codec": repr(plan.config.tied_gradient), **sizes})
         rows[-1] |= dict.fromkeys(("first visit", "encode", "decode"), "-")
     return table_of(rows, "A message", text=["boundaries"], fold=["codec"])
 
 
-def _sizes(where: str, codec: str, dense_bytes: int, wire_bytes: int) -> dict[str, str]:
-    factor = f"{dense_bytes / wire_bytes:.2f}x" if wire_bytes else "-"
-    return {
-        "boundaries": where,
-        "codec": codec,
-        "dense": format_bytes(dense_bytes),
-        "wire": format_bytes(wire_bytes),
-        "factor": factor,
-    }
-
-
 def forecast_figures(plan: Forecast, networks: Sequence[Network]) -> dict[str, Any]:
-    """Return the content of `show_forecast`, for JSON."""
-    rows = []
-    for network, wire in zip(networks, wire_rows(plan, networks), strict=True):
-        timeline = plan.simulate(network)
-        first_s = plan.step_s(network, first=True) if plan.first_steps else None
-        times = {"network": repr(network), **wire, "first_step_s": first_s}
+    """Return the forecast of a run on networks, for JSON and `show_forecast`."""
+    rows = _step_rows(plan, networks)
+    for network, row in zip(networks, rows, strict=True):
+        row["first_step_s"] = plan.step_s(network, first=True) if plan.first_steps else None
         if bounds := plan.step_bounds_s(network):
-            times |= {"step_low_s": bounds[0], "step_high_s": bounds[1]}
+            row |= {"step_low_s": bounds[0], "step_high_s": bounds[1]}
         if len(plan.endings) > 1:
-            times |= {"quiet_step_s": quiet_step_s(plan, network), "exchange_step_s": plan.ending_s(network, 0)}
-        rows.append(times | {"run_s": plan.run_s(network), "pipeline": summary(timeline)})
+            row["quiet_step_s"] = plan.simulate(network, ending=len(plan.endings) - 1).step_s
+            row["exchange_step_s"] = plan.ending_s(network, 0)
+        row["run_s"] = plan.run_s(network)
     return {
         "name": plan.config.name,
         "schedule": repr(plan.schedule),

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raysim.cli.costs import CostsFile, parse_costs, show_costs, with_costs
+from raysim.cli.costs import CostsFile, parse_costs, show_costs
 from raysim.cli.exits import fail
 from raysim.cli.options import (
     Averaging,
@@ -81,7 +81,7 @@ def simulate(
 
     For example: raysim simulate gpt2-wikitext2 num_microbatches=8 schedule=ZBH1 --device A100 --network 1gbps+20ms
     """
-    networks, fleet = parse_networks(network, window), parse_costs(costs)
+    networks, fleet = list(dict.fromkeys(parse_networks(network, window))), parse_costs(costs)
     from raysim.cli.forecast_tables import forecast_figures, show_forecast, show_timed, timed_figures
     from raysim.forecast.timings import TimedStep
     from raysim.network.timeline_views import trace_events
@@ -100,16 +100,17 @@ def simulate(
         count = step.num_workers if isinstance(step, TimedStep) else step.num_workers * step.config.num_replicas
         step = replace(step, placement=_placement(placement, count))
     if isinstance(step, TimedStep):
-        show_timed(step, networks)
+        figures = timed_figures(step, networks)
+        show_timed(step, figures, networks)
     else:
-        show_forecast(step, networks)
+        figures = forecast_figures(step, networks)
+        show_forecast(step, figures)
     if fleet is not None:
-        show_costs(fleet, step.expected, networks)
+        show_costs(fleet, step.expected, networks, figures)
     if trace is not None:
         write_trace_file(trace_events(step.simulate(networks[0])), trace, f"a step on {networks[0]!r}")
     if json_file is not None:
-        figures = timed_figures(step, networks) if isinstance(step, TimedStep) else forecast_figures(step, networks)
-        write_json(with_costs(figures, fleet, step.expected, networks), json_file)
+        write_json(figures, json_file)
 
 
 def _predicted(

@@ -206,14 +206,6 @@ def check_writable(option: str, file: Path | None) -> None:
         fail(f"`{option}` must be a file that can be written, but got {str(file)!r}: {error.strerror}.", 2)
 
 
-def is_screen(folder: str) -> bool:
-    """Return whether a folder holds the records of `raysim screen`."""
-    from raysim.analysis.data.folders import SCREEN
-    from raysim.records.packs import open_folder
-
-    return (open_folder(folder) / SCREEN).is_file()
-
-
 def check_runs(folder: str, lacking: str) -> None:
     """Fail like analysis if a local folder holds no run, but before pandas is imported."""
     from raysim.analysis.data.folders import find_runs

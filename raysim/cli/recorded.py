@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raysim.cli.costs import CostsFile, parse_costs, replayed, show_costs, with_costs
+from raysim.cli.costs import CostsFile, parse_costs, replayed, show_costs
 from raysim.cli.exits import fail
 from raysim.cli.options import (
     Averaging,
@@ -24,7 +24,6 @@ from raysim.cli.options import (
     Window,
     check_runs,
     check_writable,
-    is_screen,
     parse_networks,
     write_json,
     write_trace_file,
@@ -115,17 +114,17 @@ def replay(
     priced, *others = beside([run, *([against] if against is not None else [])], company, **options)
     dense = others[0] if others else None
     frame = price(priced, networks, against=dense, target=wanted)
-    show_replay(priced, networks, frame, dense, wanted)
+    figures = replay_figures(priced, networks, frame, wanted)
+    show_replay(priced, networks, figures, dense, wanted)
     if fleet is not None:
-        show_costs(fleet, partial(replayed, priced), networks)
+        show_costs(fleet, partial(replayed, priced), networks, figures)
     if curve:
         show_curve(curve, price(priced, curve, against=dense), transport)
     if trace is not None:
         step, events = priced.trace(networks[0])
         write_trace_file(events, trace, f"step {step} on {networks[0]!r}")
     if json_file is not None:
-        figures = replay_figures(priced, networks, frame, wanted)
-        write_json(with_costs(figures, fleet, partial(replayed, priced), networks), json_file)
+        write_json(figures, json_file)
 
 
 def _parse_range(text: str, window: str | None) -> list[Network]:
@@ -238,7 +237,10 @@ def report(
         fail("`--only` must go with one `--network` or more.", 2)
     given = parse_networks(network) if network else []
     own = [repr(each) for each in given]
-    if not is_screen(folder):
+    from raysim.analysis.data.folders import SCREEN
+    from raysim.records.packs import open_folder
+
+    if not (open_folder(folder) / SCREEN).is_file():
         check_runs(folder, "no folder there has a run.parquet")
     target = _report_target(folder, out, form)
     from raysim.analysis.comparison.carry import Asked

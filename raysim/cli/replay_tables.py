@@ -11,7 +11,15 @@ from rich.table import Table
 from raysim.analysis.data.folders import over
 from raysim.analysis.report.words import speedup
 from raysim.analysis.runs.estimates import Estimate
-from raysim.cli.terminal import Shares, console, show_notes, show_shares, table_of, wire_cells, write_line
+from raysim.cli.terminal import (
+    console,
+    interval_words,
+    show_notes,
+    show_shares,
+    step_cells,
+    table_of,
+    write_line,
+)
 from raysim.config.identity import is_missing
 from raysim.network.topology import Network
 from raysim.notation import printable
@@ -28,11 +36,11 @@ FIDELITIES = {"forward": "fidelity forward", "backward": "fidelity backward", "r
 
 
 def show_replay(
-    replay: Replay, networks: Sequence[Network], frame: pd.DataFrame, dense: Replay | None, target: Target | None
+    replay: Replay, networks: Sequence[Network], figures: Mapping[str, Any], dense: Replay | None, target: Target | None
 ) -> None:
-    """Print the prices of a recorded run: by network, to the target, and by stage."""
+    """Print the `replay_figures` of a recorded run: by network, to the target, and by stage."""
     out = console()
-    row, rows = replay.row, _records(frame)
+    row, rows = replay.row, figures["networks"]
     folder = printable(str(replay.run.folder))
     write_line(
         out,
@@ -43,25 +51,12 @@ def show_replay(
         f"{len(replay.profiles)} of its {replay.num_steps} steps, simulated\n{replay.costs.method}\n",
     )
     table = []
-    for priced, wire in zip(rows, wire_cells(rows), strict=True):
-        cells = {
-            "network": priced["network"],
-            "step": format_seconds(priced["step_s"]),
-            "90 % interval": _interval(priced),
-            **wire,
-        }
-        if any("quiet_step_s" in each for each in rows):
-            cells["without exchange"] = format_seconds(priced["quiet_step_s"])
-            cells["with one"] = format_seconds(priced["exchange_step_s"])
-        if any(each["collective_s"] for each in rows):
-            cells["collectives"] = format_seconds(priced["collective_s"], of=priced["step_s"])
-        cells["update, driver"] = format_seconds(priced["outside_s"], of=priced["step_s"])
-        cells["busiest link"] = f"{priced['busiest_link']:.0%} busy"
+    for priced, cells in zip(rows, step_cells(rows), strict=True):
         cells[f"{replay.num_steps:,} steps"] = format_seconds(priced["run_s"])
         if dense:
             cells["dense step"] = format_seconds(priced["dense_step_s"])
             cells["speed-up"] = speedup_words(priced)
-            cells["pays below"] = _break_even(priced["break_even_bps"])
+            cells["pays below"] = priced["pays_below"]
         table.append(cells)
     out.print(table_of(table, f"A step by network {over(replay.transport.name)} (compute: {replay.costs.source})"))
     if target is not None:
@@ -69,17 +64,12 @@ def show_replay(
     for network in networks:
         if network.host_names is not None:
             write_line(out, placement_words(replay, network, network.host_names))
-    by_network = [(repr(network), replay.shares(network)) for network in networks]
-    show_shares(out, [Shares(name, _records(shares.workers), shares.critical_s) for name, shares in by_network])
+    show_shares(out, rows)
     show_notes(out, replay.notes)
 
 
 def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
     return [{str(name): value for name, value in row.items()} for row in frame.to_dict("records")]
-
-
-def _interval(priced: Mapping[str, Any]) -> str:
-    return f"{format_seconds(priced['step_low_s'])} to {format_seconds(priced['step_high_s'])}"
 
 
 def traffic_words(replay: Replay) -> str:
@@ -114,7 +104,7 @@ def show_curve(networks: Sequence[Network], frame: pd.DataFrame, transport: str)
     for network, priced in zip(networks, rows, strict=True):
         bar = "#" * max(round(CURVE_WIDTH * priced["step_s"] / longest), 1)
         cells = {"bandwidth": repr(network), "step": format_seconds(priced["step_s"])}
-        cells |= {"90 % interval": _interval(priced), "": bar}
+        cells |= {"90 % interval": interval_words(priced), "": bar}
         if dense:
             cells |= {"dense step": format_seconds(priced["dense_step_s"]), "speed-up": speedup_words(priced)}
         table.append(cells)
@@ -180,7 +170,7 @@ def _break_even(bps: object) -> str:
 def replay_figures(
     replay: Replay, networks: Sequence[Network], frame: pd.DataFrame, target: Target | None
 ) -> dict[str, Any]:
-    """Return the content of `show_replay`, for JSON."""
+    """Return the prices of a recorded run, for JSON and `show_replay`."""
     rows = []
     for row, network in zip(_records(frame), networks, strict=True):
         shares = replay.shares(network)
@@ -217,7 +207,7 @@ def show_probe(folder: str, candidates: Sequence[Replay], figures: dict[str, Any
                 "factor": f"{row['factor']:.1f}x",
             }
             | {FIDELITIES[name]: f"{row[f'{name}_fidelity']:.4f}" for name in known}
-            | {"step": format_seconds(row["step_s"]), "90 % interval": _interval(row)}
+            | {"step": format_seconds(row["step_s"]), "90 % interval": interval_words(row)}
             | {"speed-up": "1" if row["candidate"] == rows[0]["candidate"] else speedup_words(row)}
             for row in rows
             if row["network"] == network

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -11,7 +11,7 @@ from rich.table import Table
 
 from raysim.console import PlainConsole
 from raysim.notation import printable
-from raysim.units import format_seconds
+from raysim.units import format_bytes, format_seconds
 
 MOST_ROWS = 16  # workers shown for one network: if there are more, the first and the last
 
@@ -39,6 +39,9 @@ CRITICAL = {
     "collective_bytes": "bytes of collectives",
     "collective_latency": "latency of collectives",
 }
+
+KINDS = {"first_step_s": "first visits", "quiet_step_s": "without exchange", "exchange_step_s": "with one"}
+"""Seconds of some kinds of step, by the column of each."""
 
 R = TypeVar("R")
 
@@ -83,32 +86,27 @@ def table_of(
     return table
 
 
-class Shares(NamedTuple):
-    """The parts of a step on a network, for every worker and for the critical path."""
+def show_shares(out: Console, steps: Sequence[Mapping[str, Any]], num_workers: int | None = None) -> None:
+    """Print the parts that add up to every worker's step, and the critical path, network by network.
 
-    network: str
-    workers: Sequence[Mapping[str, Any]]
-    critical_s: Mapping[str, float]
-
-
-def show_shares(out: Console, shares: Sequence[Shares]) -> None:
-    """Print the parts that add up to every worker's step, and the critical path, network by network."""
-    rows = [row for each in shares for row in each.workers]
-    used = [name for name in PARTS if name in ALWAYS or any(row[name] for row in rows)]
+    A step has `network`, `workers` and `critical_path_s`. `num_workers`: show the first ones, those of a replica.
+    """
+    workers = [step["workers"][:num_workers] for step in steps]
+    used = [name for name in PARTS if name in ALWAYS or any(row[name] for rows in workers for row in rows)]
     table = Table("network", "worker", title="Where a worker's time goes")
     for name in used:
         table.add_column(PARTS[name], justify="right")
-    for each in shares:
-        for i, row in enumerate(first_and_last(each.workers)):
+    for step, rows in zip(steps, workers, strict=True):
+        for i, row in enumerate(first_and_last(rows)):
             cells = ["..."] * (1 + len(used))
             if row is not None:
                 step_s = sum(row[name] for name in PARTS)
                 cells = [str(row["worker"]), *(format_seconds(row[name], of=step_s) for name in used)]
-            table.add_row("" if i else each.network, *cells)
+            table.add_row("" if i else step["network"], *cells)
         table.add_section()
     out.print(table)
-    for each in shares:
-        write_line(out, critical_words(each.network, each.critical_s))
+    for step in steps:
+        write_line(out, critical_words(step["network"], step["critical_path_s"]))
 
 
 def critical_words(network: str, seconds: Mapping[str, float]) -> str:
@@ -134,6 +132,40 @@ def wire_cells(rows: Sequence[Mapping[str, float]]) -> list[dict[str, str]]:
         {"latency": "step_latency_s"} if any(row["step_latency_s"] for row in rows) else {}
     )
     return [{name: format_seconds(row[key], of=row["step_s"]) for name, key in shown.items()} for row in rows]
+
+
+def step_cells(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Return the cells of steps on networks: seconds by cause and the load of the busiest link.
+
+    An interval, first visits and exchanges of replicas have columns if rows have them, and collectives if they take time.
+    """
+    known = {name for row in rows for name, value in row.items() if value is not None}
+    collects = any(row["collective_s"] for row in rows)
+    table = []
+    for row, wire in zip(rows, wire_cells(rows), strict=True):
+        step_s = row["step_s"]
+        cells = {"network": str(row["network"]), "step": format_seconds(step_s)}
+        if "step_low_s" in known:
+            cells["90 % interval"] = interval_words(row)
+        cells |= wire
+        cells |= {head: format_seconds(row[name]) for name, head in KINDS.items() if name in known}
+        if collects:
+            cells["collectives"] = format_seconds(row["collective_s"], of=step_s)
+        cells["update, driver"] = format_seconds(row["outside_s"], of=step_s)
+        cells["busiest link"] = f"{row['busiest_link']:.0%} busy"
+        table.append(cells)
+    return table
+
+
+def interval_words(row: Mapping[str, Any]) -> str:
+    """Return the ends of the interval of a step."""
+    return f"{format_seconds(row['step_low_s'])} to {format_seconds(row['step_high_s'])}"
+
+
+def size_cells(dense_bytes: float, wire_bytes: float) -> dict[str, str]:
+    """Return the cells of bytes before and after compression."""
+    factor = f"{dense_bytes / wire_bytes:.2f}x" if wire_bytes else "-"
+    return {"dense": format_bytes(dense_bytes), "wire": format_bytes(wire_bytes), "factor": factor}
 
 
 def show_notes(out: Console, notes: Iterable[str]) -> None:

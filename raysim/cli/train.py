@@ -99,7 +99,7 @@ def _train(training: Training, again: str, ending: Interruption, json_file: Path
             fail(f"interrupted. {again}", ending.exit_code)
         fail(f"the run failed: {os_sentence(error)} Once that is mended, {again[0].lower()}{again[1:]}", 1)
     run = Run(training.folder)
-    tables(run)
+    show_run(run)
     if json_file is not None:
         write_json(run_figures(run), json_file)
     if run.status == "diverged":
@@ -215,7 +215,7 @@ def _show_bar(training: Training, console: Console) -> None:
                 progress.console.print(event_sentence(event))
 
 
-def tables(run: Run) -> None:
+def show_run(run: Run) -> None:
     """Print the bytes on each link, the last evaluations and the time of the run."""
     from raysim.cli.terminal import console, write_line
     from raysim.records.run import exceeds_dense
@@ -241,7 +241,7 @@ def tables(run: Run) -> None:
 
 
 def run_figures(run: Run) -> dict[str, Any]:
-    """Return the content of `tables`, for JSON, with the columns of the records."""
+    """Return the content of `show_run`, for JSON, with the columns of the records."""
     evals = run.evals
     names = ("run_id", "status", "error", "warning", "restarts", "seconds", "start_s")
     return {
@@ -267,16 +267,14 @@ def _summed_links(links: pd.DataFrame) -> pd.DataFrame:
 
 def _links_table(links: pd.DataFrame) -> Table:
     """Return the bytes, fidelity and codec seconds of each link."""
-    from raysim.cli.terminal import table_of
+    from raysim.cli.terminal import size_cells, table_of
 
     summed = _summed_links(links)
     rows = [
         {
             "link": _link({str(name): value for name, value in row.items()}),
             "codec": row["codec"],
-            "dense": format_bytes(row["dense_bytes"]),
-            "wire": format_bytes(row["wire_bytes"]),
-            "factor": f"{row['dense_bytes'] / row['wire_bytes']:.2f}x" if row["wire_bytes"] else "-",
+            **size_cells(row["dense_bytes"], row["wire_bytes"]),
             "fidelity": "-" if math.isnan(row["fidelity"]) else f"{row['fidelity']:.4f}",
             "encode": f"{row['encode_s']:.2f} s",
             "decode": f"{row['decode_s']:.2f} s" if row["decode_s"] else "-",

@@ -150,7 +150,7 @@ def _parts(config: RunConfig, num_stages: int, samples: int) -> Partition:
 def _stages(config: RunConfig, num_stages: int, samples: int) -> tuple[StageCost, ...]:
     parts = _parts(config, num_stages, samples)
     if any(boundary.several for boundary in parts.boundaries):
-        raise InputError(f"Several tensors cross a boundary of {config.name}: `raysim simulate` prices them.")
+        raise InputError(f"{config.name} sends several tensors across a boundary, which only `raysim simulate` prices.")
     outputs = [*(boundary.shape for boundary in parts.boundaries), ()]
     stages = []
     for stage, (module, used) in enumerate(zip(parts.stages, parts.footprints(two_parts=True), strict=True)):

@@ -161,7 +161,7 @@ class FleetCosts:
         for name in ("restart_s", "checkpoint_s", "checkpoint_every_s"):
             if getattr(self, name) and hours == math.inf:
                 raise ValueError(
-                    f"`{name}` has an effect only with `departure_hours`, the mean hours until a host departs."
+                    f"`{name}` is paid at departures: give `departure_hours`, the mean hours until a host departs."
                 )
 
     @property

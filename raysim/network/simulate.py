@@ -68,7 +68,6 @@ def simulate(
         placement=setting.placement,
         row=end.moments.row,
         times=end.moments.times - end.began_s,
-        window=table.windows(),
         pipeline_s=float(end.pipeline_s[0]),
         collectives=tuple(
             TimedCollective(collective, float(start), float(over), *_rounds_s(collective, network))
@@ -108,7 +107,7 @@ def step_seconds(
     steps = [profiles] if isinstance(profiles, Profile) else list(profiles)
     if len({profile.compute_s.shape for profile in steps}) != 1:
         raise ValueError(
-            f"`profiles` must be one or more of one shape, but got {[profile.compute_s.shape for profile in steps]}."
+            f"`profiles` must be at least one, all of one shape, but got {[profile.compute_s.shape for profile in steps]}."
         )
     result = np.empty((len(networks), len(steps)))
     groups: dict[tuple[object, ...], list[int]] = {}

@@ -110,7 +110,7 @@ def network_of_sites(content: Mapping[str, Any], name: str) -> Network:
     uploads = {site: _bandwidth(f"sites.{site}.upload", values.get("upload")) for site, values in sites.items()}
     roads = {(site, other): (min(bps, uploads[site]), latency) for (site, other), (bps, latency) in roads.items()}
     if len(hosts) < 2:
-        raise ValueError(f"`sites` must have two hosts or more, but got {len(hosts)}.")
+        raise ValueError(f"`sites` must have at least two hosts, but got {len(hosts)}.")
     matrix = [[roads[a, b] for b in hosts] for a in hosts]
     return matrix_network(
         matrix,

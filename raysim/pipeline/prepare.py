@@ -309,5 +309,5 @@ def _check_constraints(plan: Plan, parts: Partition) -> None:
         if takes_part(method, plan.num_replicas) and (method.after_update or method.decentralized):
             raise ConfigError(
                 f"`replica_gradient` cannot be {method!r} at stage {stage}, whose weights are constrained after each update: "
-                "the parameters that replicas exchange would not be."
+                "exchanged parameters would violate the constraint."
             )

@@ -28,7 +28,7 @@ def unpack_tensors(data: np.ndarray) -> dict[str, Tensor]:
     try:
         return load(data.tobytes())
     except SafetensorError as error:
-        raise CheckpointError(f"A part of the checkpoint is no safetensors file: {error}.") from None
+        raise CheckpointError(f"A part of the checkpoint is not a safetensors file: {error}.") from None
 
 
 def under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -132,7 +132,7 @@ class Probe:
         pipeline or replicas, where all ranks would have to take part.
         """
         if self._group is not None or not self._cuts:
-            raise ValueError("`branch` needs a model in one process, at whose cuts candidates are tried.")
+            raise ValueError("`branch` needs a model in one process, with candidates at its cuts.")
         (station,) = self._stations
         began = time.perf_counter()
         candidates = list(dict.fromkeys(setting["forward"] for setting in self._settings))

@@ -44,7 +44,7 @@ class Checkpoint(NamedTuple):
         try:
             entries = parse_json(read_text(self.path / "manifest.json"))
             if not isinstance(entries, dict):
-                raise ValueError("it is no table")
+                raise ValueError("it is not a table")
         except (OSError, ValueError) as error:
             raise self._unreadable(error) from None
         return entries

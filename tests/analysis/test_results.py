@@ -166,7 +166,7 @@ def test_missing_items_are_refused():
     assert str(error.value) == "There is no folder no/such/folder."
     with pytest.raises(AnalysisError) as error:
         load()
-    assert str(error.value) == "`load` needs a folder or more."
+    assert str(error.value) == "`load` needs at least one folder."
 
 
 def test_unknown_tables_columns_and_runs_are_refused(made):

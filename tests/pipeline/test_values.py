@@ -73,7 +73,7 @@ def test_outputs_of_modules_become_values_and_unsupported_ones_are_refused():
     assert (floats(value), exact(value)) == ({"hidden": x, "skip": x}, {"mask": mask})
     assert argument_of(value_of(value)) == value
     for wrong in ({"mask": mask}, {}, {"a": x, "b": torch.ones(2, dtype=torch.complex64)}):
-        with pytest.raises(ValueError, match="one or more must hold floating-point numbers"):
+        with pytest.raises(ValueError, match="At least one tensor that crosses a boundary must hold"):
             value_of(wrong)
     with pytest.raises(ValueError, match="must have names"):
         value_of({"": x, "a": x})

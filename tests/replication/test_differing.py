@@ -8,7 +8,7 @@ from pipelines import GPT, REPLICAS
 
 from raysim import train
 from raysim.analysis import replay
-from raysim.cli.train import tables
+from raysim.cli.train import show_run
 from raysim.forecast.forecast import forecast
 from raysim.network.topology import Network
 from raysim.pipeline.state import unpack_tensors
@@ -60,7 +60,7 @@ def test_each_replica_sends_the_bytes_of_its_own_codec(small, tmp_path, capsys):
     assert runs["mixed"].row["forward"] == '{1 = "Quantize(4)"}'
     assert set(with_replicas(sent["mixed"])["replicas"]) == {"replica 0", "replica 1"}
     assert set(with_replicas(sent["coded"])["replicas"]) == {""}
-    tables(runs["mixed"])
+    show_run(runs["mixed"])
     shown = capsys.readouterr().out
     assert "0 -> 1, replica 0" in shown
     assert "0 <- 1, replica 1" in shown

@@ -5,6 +5,7 @@ A method that is in `METHODS` but not here fails a test; what is said of a varia
 
 from __future__ import annotations
 
+import functools
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -134,8 +135,13 @@ def context(replica: int, num_replicas: int, step: int, **changes: Any) -> Repli
 
 def gradients(replica: int, step: int, shapes: Mapping[str, tuple[int, ...]] = SHAPES) -> Gradients:
     """Of one replica: the same direction at all, with heavy tails, and its own noise."""
+    return copy_of(_gradients(replica, step, tuple(shapes.items())))
+
+
+@functools.cache
+def _gradients(replica: int, step: int, shapes: tuple[tuple[str, tuple[int, ...]], ...]) -> Gradients:
     made = {}
-    for place, (name, shape) in enumerate(shapes.items()):
+    for place, (name, shape) in enumerate(shapes):
         shared = student(*shape, seed=100 * place + step // 2)
         own = normal(*shape, seed=1000 + 100 * place + 10 * step + replica)
         made[name] = torch.zeros(shape) if name.startswith("silent") else shared + 0.3 * own

@@ -45,10 +45,12 @@ def test_every_objective_has_a_direction_and_a_figure(name: str) -> None:
         assert objective.minimize is not MEASURES[objective.kind.removesuffix("_on")].higher
         assert Objective(f"{objective.kind.removesuffix('_on')}_off").direction == objective.direction
     row = {f"final_{objective.kind}": 0.25, "wire_bytes": 1000}
-    figure = figures([objective], [SimpleNamespace(row=row)], lambda transport: [PricedRun()])[objective.name]  # type: ignore[list-item]
+    figure = figures([objective], [SimpleNamespace(row=row)], lambda transport: [(PricedRun(), None)])[objective.name]  # type: ignore[list-item]
     expected = {"wire_bytes": 1000, "step_s": 1.0, "time_to_target_s": 3.0}
     assert figure.value == expected.get(objective.kind, 0.25)
-    assert figures([objective], [SimpleNamespace(row={})], lambda transport: [PricedRun()])[objective.name].value == (  # type: ignore[list-item]
+    assert figures([objective], [SimpleNamespace(row={})], lambda transport: [(PricedRun(), None)])[
+        objective.name
+    ].value == (  # type: ignore[list-item]
         expected[objective.kind] if objective.kind in PRICED else None
     )
 
@@ -69,9 +71,9 @@ def test_a_price_names_its_transport() -> None:
     assert Objective("wire_bytes").over("nccl").name == "wire_bytes"
     asked: list[str] = []
 
-    def replays(transport: str) -> list[PricedRun]:
+    def replays(transport: str) -> list[tuple[PricedRun, None]]:
         asked.append(transport)
-        return [PricedRun()]
+        return [(PricedRun(), None)]
 
     loss = Objective("loss_on")
     figures([loss, plain, Objective("step_s@100mbps"), named], [SimpleNamespace(row={})], replays)  # type: ignore[arg-type, list-item]

@@ -107,7 +107,7 @@ def test_grid_has_every_point_once():
             {},
             "`space.forward` has the placeholder {k}, which `symbols` must define. Known: none.",
         ),
-        ({"forward": "{a}"}, {"a": "{b}", "b": ["{a}"]}, "`symbols.a` must not lead back to itself, but {a} does."),
+        ({"forward": "{a}"}, {"a": "{b}", "b": ["{a}"]}, "`symbols.a` must not form a cycle, but {a} does."),
         ({"steps": {"low": 5, "high": 5}}, {}, "`space.steps` must have `low` below `high`, but got 5 and 5."),
         ({"steps": {"low": 5}}, {}, "`space.steps.high` must be a number, but got None."),
         (

@@ -73,7 +73,7 @@ def test_a_study_in_python_is_a_dict_and_a_function(tmp_path):
     assert read_study(folder / "study.toml").as_mapping() == study.as_mapping()
     study.resumed(folder)
     path.write_text(PYTHON.replace("2, 4", "2, 5"))
-    with pytest.raises(ConfigError, match="The Python file of the study must be as it was"):
+    with pytest.raises(ConfigError, match="The Python file of the study must be unchanged"):
         read_study(path).resumed(folder)
 
 
@@ -136,7 +136,7 @@ def test_the_notation_is_canonical_and_leaves_out_the_seed(tmp_path):
         ({"objectives": ["step_s"]}, "Unknown objective `step_s`."),
         ({"objectives": ["step_s@100mbits"]}, "`objectives`: step_s@100mbits: A network is a preset"),
         ({"objectives": []}, "`objectives` must have at least 1 item, but got []."),
-        ({"objectives": ["loss_on", "loss_on"]}, "`objectives` must differ, but loss_on is there twice."),
+        ({"objectives": ["loss_on", "loss_on"]}, "`objectives` must be different, but loss_on occurs twice."),
         (
             {"objectives": ["time_to_target_s@100mbps"]},
             "`objectives.target` must be given for time_to_target_s@100mbps, as in 'accuracy=0.9'.",
@@ -164,7 +164,7 @@ def test_the_notation_is_canonical_and_leaves_out_the_seed(tmp_path):
         ),
         (
             {"constraints": [{"objective": "accuracy_on"}]},
-            "`constraints` of accuracy_on must have just one of at_most, at_least and within, but got none.",
+            "`constraints` of accuracy_on must have exactly one of at_most, at_least and within, but got none.",
         ),
         (
             {"constraints": [{"objective": "loss_on", "at_most": 1.0}]},
@@ -192,7 +192,7 @@ def test_the_notation_is_canonical_and_leaves_out_the_seed(tmp_path):
             "The baseline dense: `forward`: `bits` must be an integer from 1 to 8",
         ),
         ({"seeds": []}, "`seeds` must"),
-        ({"seeds": [1, 1]}, "`seeds` must differ, but 1 is there twice."),
+        ({"seeds": [1, 1]}, "`seeds` must be different, but 1 occurs twice."),
         ({"seeds": [-1]}, "`seeds.0` must be at least 0, but got -1."),
         ({"base": "digits-cn"}, "Unknown recipe 'digits-cn'."),
         ({"base": {**BASE, "steps": 0}}, "`steps` must be"),
@@ -249,7 +249,7 @@ def raysim(tmp_path, monkeypatch):
             "`data.path` must be a file or folder that exists, but got 'nowhere'.",
         ),
         (["pictures-causes"], "`data.path` must be a file or folder that exists, but got 'cifar10'."),
-        (["small.toml", "--resume"], "`resume` needs `out`, the folder of the study to go on with."),
+        (["small.toml", "--resume"], "`resume` needs `out`, the folder of the study to resume."),
         (["small.toml", "--resume", "--out", "none"], "Nothing to resume: none/study.toml cannot be read"),
         (
             ["small.toml", "--out", "full"],

@@ -57,7 +57,7 @@ def test_tensors_are_packed_and_unpacked_bit_for_bit() -> None:
     assert torch.signbit(again["float32"][0, 1])
     assert unpack_tensors(pack_tensors({})) == {}
     again["float32"][0, 0] = 7  # unpacked tensors are one's own
-    with pytest.raises(CheckpointError, match=r"^A part of the checkpoint is no safetensors file: .*\.$"):
+    with pytest.raises(CheckpointError, match=r"^A part of the checkpoint is not a safetensors file: .*\.$"):
         unpack_tensors(packed[:-3])
 
 
