@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from raysim.codecs import NonFiniteError, warm
 from raysim.pipeline.errors import DivergedError, blamed
-from raysim.pipeline.groups import TIED_TABLE, Group, GroupAccount, MemberRounds
+from raysim.pipeline.groups import TIED_TABLE, Group, GroupAccount, MemberRounds, average_together
 from raysim.pipeline.local_stages import LocalStages
 from raysim.pipeline.messages import OutgoingMessage, Parts, Receive, Send, Turns
 from raysim.pipeline.plan import Plan, averaged_shapes
@@ -24,7 +24,6 @@ from raysim.replication.method import (
     ReplicaContext,
     ReplicaMethod,
     agreed,
-    average_together,
     sum_over_members,
 )
 

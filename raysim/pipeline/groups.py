@@ -15,7 +15,17 @@ from raysim.codecs.message import CodecTable, Message, wire_bytes
 from raysim.compressors import Decision
 from raysim.network.collectives import EXCHANGES, Transfer
 from raysim.pipeline.messages import Parts
-from raysim.replication.method import Packets, RoundDriver, RoundPackets, Rounds
+from raysim.replication.method import (
+    Averaged,
+    Gradients,
+    Memory,
+    Packets,
+    ReplicaContext,
+    ReplicaMethod,
+    RoundDriver,
+    RoundPackets,
+    Rounds,
+)
 
 _CONTROL_VALUES = 64  # upper bound of the numbers that replicas agree on, such as gains
 TIED_TABLE = CodecTable(names=["sum"])
@@ -179,3 +189,20 @@ def exchange_together(
         ]
         sent = [exchange.advance(parts) for exchange, parts in zip(exchanges, received, strict=True)]
     return exchanges
+
+
+def average_together(
+    method: ReplicaMethod,
+    gradients: Sequence[Gradients],
+    memories: Sequence[Memory],
+    contexts: Sequence[ReplicaContext],
+) -> tuple[list[Averaged], list[int]]:
+    """Average in one process; return each replica's result and sent bytes."""
+    rounds = [method.average(*each) for each in zip(gradients, memories, contexts, strict=True)]
+    group = Group(tuple((replica, 0) for replica in range(len(rounds))))
+    count = sum(gradient.numel() for gradient in gradients[0].values())
+    exchanges = exchange_together(group, rounds, method.table(gradients[0]), num_values=count)
+    assert all(each.over for each in exchanges), "all replicas must take equally many rounds"
+    stated, taken = method.num_rounds(len(rounds)), exchanges[0].account.num_rounds
+    assert taken <= stated, f"{method!r} took {taken} rounds, more than the {stated} that it states"
+    return [each.result for each in exchanges], [each.account.wire_bytes for each in exchanges]
