@@ -230,7 +230,7 @@ def _links_table(plan: Forecast) -> Table:
         rows.append({"boundaries": where, "codec": link.codec, **size_cells(link.dense_bytes, link.wire_bytes)})
         seconds = {"encode": format_seconds(link.encode_s), "decode": format_seconds(link.decode_s)}
         rows[-1] |= {"first visit": format_bytes(link.first_bytes)} | seconds
-    sums = plan.endings[0].costs["transfers"]
+    sums = plan.endings[0][1].transfers
     sums = sums[(sums["direction"] == EXCHANGES[1]) & (sums["source_replica"] == 0)]
     for stages, shape in plan.tied:
         own = sums[sums["stage"] == stages[0]]
