@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c $(CONSTRA
 
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: demo test test-slow test-cluster campaign gpu-bundle test-gpu lint types dist image docs notation llms findings golden picture clean
+.PHONY: demo test test-slow test-cluster campaign gpu-bundle test-gpu lint types types-code types-tests dist image docs notation llms findings golden picture clean
 
 demo: $(VENV)/installed
 	rm -rf results/demo results/demo-dense
@@ -23,7 +23,7 @@ test: lint $(if $(filter constraints.txt,$(CONSTRAINTS)),types)
 	$(BIN)/python -m pytest -m "not slow" -n 2
 
 test-slow: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow -n 2
 
 test-cluster: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m slow -s tests/sweeps/test_real_cluster.py
@@ -49,7 +49,12 @@ lint: $(VENV)/installed-dev
 	$(BIN)/ruff format --check .
 
 types: $(VENV)/installed-dev
+	$(MAKE) -j 2 types-code types-tests
+
+types-code:
 	$(BIN)/mypy
+
+types-tests:
 	$(BIN)/mypy --config-file tests/mypy.ini
 
 # The distributions, from an archive of each, checked, and raysim tried in an environment that has nothing else.

@@ -205,7 +205,7 @@ def _show_verdicts(console: Console, results: analysis.Results, compute: str, *,
 def show_power(sweep: Sweep, confirmation: Sweep) -> None:
     """Print the chance that a confirmation calls a setting safe, from the spread over seeds in the sweep."""
     chosen = chosen_trials(confirmation.study)
-    runs = [name for number in chosen for name in sweep.rows[number].runs]
+    runs = [name for row in sweep.rows if row.trial in chosen for name in row.runs]
     spread = paired_spread(analysis.load(sweep.store.out), runs)
     seeds, count = confirmation.study.seeds, len(chosen)
     text = f"{plural(count, 'setting')} will be compared with dense on held-out seeds {listed(seeds)}."

@@ -19,7 +19,7 @@ import pytest
 from configurations import SMALL
 
 collect_ignore = ["support"]  # programs and lists that tests use
-STARTS_RAY = ("tests/engine/", "tests/sweeps/")  # folders of tests that start a Ray of their own
+STARTS_RAY = ("tests/engine/", "tests/sweeps/", "tests/project/test_docs.py")  # beside those whose text says so
 
 hypothesis.settings.register_profile("raysim", deadline=None)  # other work on the machine is no failure
 hypothesis.settings.load_profile("raysim")
@@ -28,7 +28,9 @@ hypothesis.settings.load_profile("raysim")
 @functools.cache
 def starts_ray(file: str) -> bool:
     text = (Path(__file__).parents[1] / file).read_text()
-    return file.startswith(STARTS_RAY) or bool(re.search(r"^def \w+\([^)]*\bray\b", text, re.M))
+    return file.startswith(STARTS_RAY) or bool(
+        re.search(r'^def \w+\([^)]*\bray\b|ray\.init|-m", "raysim\.cli', text, re.M)
+    )
 
 
 def pytest_collection_modifyitems(items):

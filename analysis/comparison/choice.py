@@ -137,16 +137,10 @@ def _judged(
         context.margin,
         [(sample.values, sample.known_step) for sample in lenders],
     )
-    left = [PairedSample((math.nan,), (), 1.0, 0.0, "no finished run")] * len(context.begun - samples.keys())
-    size = len(family) + len(left)
-    outcomes = judge(
-        [*family.values(), *left],
-        [context.margin] * size,
-        alpha,
-        alpha_above=alpha_above,
-        priors=[*borrowed, *[ALONE] * len(left)],
-    )
-    judged = dict(zip(family, zip(outcomes[: len(family)], borrowed, strict=True), strict=True))
+    size = len(family) + len(context.begun - samples.keys())
+    margins = [context.margin] * len(family)
+    outcomes = judge([*family.values()], margins, alpha, alpha_above=alpha_above, priors=borrowed, family=size)
+    judged = dict(zip(family, zip(outcomes, borrowed, strict=True), strict=True))
     rows = {}
     for setting, sample in samples.items():
         outcome, prior = judged.get(setting, (None, ALONE))

@@ -127,11 +127,10 @@ class Race:
         complete = [name for name, each in samples.items() if not each.lacking]
         if not complete:
             return []
-        unknown = PairedSample((math.nan,), (0,), self.share, self.step, "")
-        family = [samples[name] for name in complete] + [unknown] * (self.family - len(complete))
-        borrowed = priors([each.values for each in family], [self.step] * len(family), self.margin)
-        judged = judge(family, [self.margin] * len(family), priors=borrowed)
-        return [name for name, each in zip(complete, judged, strict=False) if each.where == "below"]
+        chosen = [samples[name] for name in complete]
+        borrowed = priors([each.values for each in chosen], [self.step] * len(chosen), self.margin)
+        judged = judge(chosen, [self.margin] * len(chosen), priors=borrowed, family=self.family)
+        return [name for name, each in zip(complete, judged, strict=True) if each.where == "below"]
 
     def _sample(self, values: tuple[float, ...]) -> PairedSample:
         grown = len(values) > self.plan

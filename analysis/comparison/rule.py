@@ -146,17 +146,19 @@ def judge(
     *,
     alpha_above: float | None = None,
     priors: Sequence[Prior] | None = None,
+    family: int = 0,
 ) -> list[Judged]:
     """Return the side of its threshold on which the mean of each sample of a family surely lies.
 
     `priors`: what each sample borrows from similar ones, see `raysim.analysis.comparison.statistics.priors`; nothing by default.
+    `family`: the size of the family, if it has members without a sample.
 
     The chance of wrongly putting any mean of the family below its threshold is at most `alpha` over all interim analyses; that
     of wrongly putting any above is at most `alpha_above`, by default `alpha` too.
     """
     tests = list(zip(samples, thresholds, priors or [ALONE] * len(samples), strict=True))
-    highs = _confidences(tests, "below", alpha)
-    lows = _confidences(tests, "above", alpha if alpha_above is None else alpha_above)
+    highs = _confidences(tests, "below", alpha, family)
+    lows = _confidences(tests, "above", alpha if alpha_above is None else alpha_above, family)
     judged = []
     for (each, threshold, prior), high, low in zip(tests, highs, lows, strict=True):
         lower, upper = (bounds(each.values, confidence, each.known_step, prior) for confidence in (low, high))
@@ -177,13 +179,16 @@ def at_chance(skills: Sequence[float], alpha: float = 1 - CONFIDENCE) -> bool:
 _SIDES: tuple[Side, Side] = ("below", "above")
 
 
-def _confidences(tests: Sequence[tuple[PairedSample, float, Prior]], side: Side, alpha: float) -> list[float]:
+def _confidences(
+    tests: Sequence[tuple[PairedSample, float, Prior]], side: Side, alpha: float, family: int
+) -> list[float]:
     """Return the confidence of the bound that puts each sample on a side of its threshold."""
     spread = [
         min(1.0, p_value(each.values, threshold, side, each.known_step, prior) / each.share)
         for each, threshold, prior in tests
     ]
-    return [1 - level * each.share for level, (each, *_) in zip(holm(spread, alpha), tests, strict=True)]
+    levels = holm([*spread, *[1.0] * (family - len(spread))], alpha)
+    return [1 - level * each.share for level, (each, *_) in zip(levels, tests, strict=False)]
 
 
 # --- power: the chance of a verdict, and the seeds that it needs -------------------------------------------------------------

@@ -9,17 +9,29 @@ from typing import Any
 import pandas as pd
 
 from raysim.analysis.data import AnalysisError
-from raysim.analysis.report.page import Chart, Page, Panel, Section, Style, Table, Text, axis, scatter_trace
+from raysim.analysis.report.page import (
+    COLOURS,
+    GREY,
+    Chart,
+    Page,
+    Panel,
+    Section,
+    Style,
+    Table,
+    Text,
+    axis,
+    scatter_trace,
+)
+from raysim.config.identity import DENSE
 from raysim.records import UNREADABLE, read_whole
 from raysim.storage.places import Place
 from raysim.units import plural
 
 KEYS = ["forward", "backward", "replica_gradient"]
-DENSE = "Identity"
 LOOKS = {
-    "worth training": Style("#009E73", "circle"),
-    "no gain on this network": Style("#8A8F98", "square"),
-    "hopeless at once": Style("#D55E00", "x"),
+    "worth training": Style(COLOURS[2], "circle"),
+    "no gain on this network": Style(GREY, "square"),
+    "hopeless at once": Style(COLOURS[1], "x"),
 }
 LEAST = 1e-4  # loss at the foot of the axis
 MOST_ROWS = 1_000_000

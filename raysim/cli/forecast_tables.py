@@ -33,10 +33,9 @@ from raysim.workloads.partition import cut_lines
 if TYPE_CHECKING:
     from raysim.forecast.forecast import Forecast
     from raysim.forecast.link_costs import LinkCost
-    from raysim.forecast.timings import TimedStep
     from raysim.network.profile import Profile
     from raysim.network.sharding import Sharded
-    from raysim.network.timeline import Timeline
+    from raysim.network.timed_step import TimedStep
 
 
 def show_forecast(plan: Forecast, figures: Mapping[str, Any]) -> None:
@@ -68,13 +67,17 @@ def show_forecast(plan: Forecast, figures: Mapping[str, Any]) -> None:
     show_notes(out, plan.notes)
 
 
-def wire_rows(plan: Forecast | TimedStep, networks: Sequence[Network]) -> list[dict[str, float]]:
-    """Return the seconds of a step on each network, with those that bytes and latency add."""
+def _step_rows(plan: Forecast | TimedStep, networks: Sequence[Network]) -> list[dict[str, Any]]:
+    """Return a step on each network: its seconds, those that bytes and latency add, the load of machines, and its parts."""
     wires = wire_seconds(lambda chosen: np.array([plan.step_s(network) for network in chosen]), networks)
-    return [
-        {"step_s": plan.step_s(network)} | {f"step_{name}": value for name, value in wire._asdict().items()}
-        for network, wire in zip(networks, wires, strict=True)
-    ]
+    rows = []
+    for network, wire in zip(networks, wires, strict=True):
+        timeline = plan.simulate(network)
+        row = {"network": repr(network), "step_s": plan.step_s(network)}
+        row |= {f"step_{name}": value for name, value in wire._asdict().items()}
+        busy = timeline.mean_s("compute_s") / timeline.step_s if timeline.step_s else 0.0
+        rows.append(row | {"busy": busy, "busiest_link": busiest_share(timeline), "pipeline": summary(timeline)})
+    return rows
 
 
 def show_timed(timed: TimedStep, figures: Mapping[str, Any], networks: Sequence[Network]) -> None:
@@ -127,7 +130,6 @@ def sharding_words(timed: TimedStep, sharded: Sharded, steps_s: Mapping[Network,
 
 def timed_figures(timed: TimedStep, networks: Sequence[Network]) -> dict[str, Any]:
     """Return a step with timings on networks, for JSON and `show_timed`."""
-    timelines = [timed.simulate(network) for network in networks]
     return {
         "schedule": repr(timed.schedule),
         "num_stages": timed.profile.num_stages,
@@ -137,22 +139,8 @@ def timed_figures(timed: TimedStep, networks: Sequence[Network]) -> dict[str, An
         "samples": timed.samples,
         "source": timed.profile.source,
         "sharded_bytes": timed.sharded.sent_bytes(timed.num_replicas, timed.num_microbatches) if timed.sharded else 0.0,
-        "networks": [
-            {
-                "network": repr(timeline.network),
-                **wire,
-                "busy": _busy(timeline),
-                "busiest_link": busiest_share(timeline),
-                "pipeline": summary(timeline),
-            }
-            for timeline, wire in zip(timelines, wire_rows(timed, networks), strict=True)
-        ],
+        "networks": _step_rows(timed, networks),
     }
-
-
-def _busy(timeline: Timeline) -> float:
-    """Return the mean share of the step in which workers compute."""
-    return timeline.mean_s("compute_s") / timeline.step_s if timeline.step_s else 0.0
 
 
 def show_profile(figures: Mapping[str, Any]) -> None:
@@ -242,7 +230,7 @@ def _links_table(plan: Forecast) -> Table:
         rows.append({"boundaries": where, "codec": link.codec, **size_cells(link.dense_bytes, link.wire_bytes)})
         seconds = {"encode": format_seconds(link.encode_s), "decode": format_seconds(link.decode_s)}
         rows[-1] |= {"first visit": format_bytes(link.first_bytes)} | seconds
-    sums = plan.endings[0].costs["transfers"]
+    sums = plan.endings[0][1].transfers
     sums = sums[(sums["direction"] == EXCHANGES[1]) & (sums["source_replica"] == 0)]
     for stages, shape in plan.tied:
         own = sums[sums["stage"] == stages[0]]
@@ -256,18 +244,15 @@ def _links_table(plan: Forecast) -> Table:
 
 def forecast_figures(plan: Forecast, networks: Sequence[Network]) -> dict[str, Any]:
     """Return the forecast of a run on networks, for JSON and `show_forecast`."""
-    rows = []
-    for network, wire in zip(networks, wire_rows(plan, networks), strict=True):
-        timeline = plan.simulate(network)
-        first_s = plan.step_s(network, first=True) if plan.first_steps else None
-        times = {"network": repr(network), **wire, "first_step_s": first_s}
+    rows = _step_rows(plan, networks)
+    for network, row in zip(networks, rows, strict=True):
+        row["first_step_s"] = plan.step_s(network, first=True) if plan.first_steps else None
         if bounds := plan.step_bounds_s(network):
-            times |= {"step_low_s": bounds[0], "step_high_s": bounds[1]}
+            row |= {"step_low_s": bounds[0], "step_high_s": bounds[1]}
         if len(plan.endings) > 1:
-            times |= {"quiet_step_s": plan.simulate(network, ending=len(plan.endings) - 1).step_s}
-            times |= {"exchange_step_s": plan.ending_s(network, 0)}
-        times |= {"run_s": plan.run_s(network), "busiest_link": busiest_share(timeline)}
-        rows.append(times | {"pipeline": summary(timeline)})
+            row["quiet_step_s"] = plan.simulate(network, ending=len(plan.endings) - 1).step_s
+            row["exchange_step_s"] = plan.ending_s(network, 0)
+        row["run_s"] = plan.run_s(network)
     return {
         "name": plan.config.name,
         "schedule": repr(plan.schedule),

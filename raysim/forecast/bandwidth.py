@@ -92,19 +92,15 @@ def _run(job: Job, way: Proposal, profile: Profile, networks: Sequence[Network],
     """Return the seconds of a step of `count` microbatches on each network; of the first replica if `replicas` is 1."""
     if replicas == 1:
         profile = replace(profile, transfers=profile.transfers[profile.transfers["source_replica"] == 0])
-
-    def seconds(costs: Profile, on: Sequence[Network]) -> Floats:
-        steps: Floats = step_seconds(job.schedule, costs, on, num_microbatches=count, num_replicas=replicas)[:, 0]
-        return steps
-
+    waiting = partial(step_seconds, job.schedule, num_microbatches=count, num_replicas=replicas)
     if way.layout.sharding is None:
-        return seconds(profile, networks)
+        return waiting(profile, networks)[:, 0]
+    step = job.timed(way, profile, count)
     groups = [[network] for network in networks] if _differ(networks) else [networks]
-    own = [costs for group in groups for costs in job.timed(way, profile, count).profiles(group)]
+    own = [costs for group in groups for costs in step.profiles(group)]
     if way.layout.workers == replicas == 1:  # only shards cross the network, and their seconds are in the actions
-        alone: Floats = step_seconds(job.schedule, own, [FREE], num_microbatches=count, num_replicas=1)[0]
-        return alone
-    return np.concatenate([seconds(costs, [network]) for costs, network in zip(own, networks, strict=True)])
+        return waiting(own, [FREE])[0]  # type: ignore[no-any-return]
+    return np.concatenate([waiting(costs, [network])[:, 0] for costs, network in zip(own, networks, strict=True)])
 
 
 def _pipeline_s(job: Job, way: Proposal, networks: Sequence[Network], *, tied: bool) -> Floats:

@@ -16,19 +16,19 @@ from raysim.codecs.codec import DTYPES
 from raysim.config import ConfigError, RunConfig, read_config
 from raysim.forecast.compute import EFFICIENCY, cuts_backward, datasheet_profile, recorded_profile
 from raysim.forecast.link_costs import LinkCost, link_costs, packets_profile
-from raysim.forecast.replica_costs import Ending, ReplicaCost, endings_of, replica_costs, tied_costs
+from raysim.forecast.replica_costs import ReplicaCost, endings_of, replica_costs, tied_costs
 from raysim.forecast.structure import data_of, structure_of
-from raysim.forecast.timings import TimedStep
 from raysim.network.costs import Expected, FleetCosts, expected_step
 from raysim.network.memory import StageMemory
 from raysim.network.presets import CODEC_PASSES, DEVICES
 from raysim.network.prices import averaging_words, bounds_with_model_error, mean_bounds
 from raysim.network.profile import Profile
+from raysim.network.simulate import Mixture
+from raysim.network.timed_step import TimedStep
 from raysim.network.timeline import Timeline
 from raysim.network.topology import FREE, Network, Placement
 from raysim.network.transport import Transport, calibrated_transport
 from raysim.notation import check_choice, check_real
-from raysim.pipeline.groups import exchange_delay, exchange_interval
 from raysim.pipeline.plan import TiedShapes, averaged_shapes, tied_owners, tied_shapes
 from raysim.pipeline.prepare import check_names, task_of
 from raysim.pipeline.stage_memory import stage_memories
@@ -58,8 +58,8 @@ class Forecast:
     links: tuple[LinkCost, ...]
     averages: tuple[ReplicaCost, ...]
     """By stage and part, of one replica; empty with one replica."""
-    endings: tuple[Ending, ...]
-    """Kinds of step by their exchange of replicas; the first, with most bytes, is that of `steady`."""
+    endings: Mixture
+    """Costs of the exchanges that end a step, with their shares of all steps; the first, with most bytes, is that of `steady`."""
     exchange_delay: int
     """Steps by which an exchange of replicas may lag before a step waits for it."""
     cut_choices: tuple[CutWithAlternative, ...]
@@ -106,7 +106,7 @@ class Forecast:
     def timed(self, *, first: bool = False, ending: int = 0) -> TimedStep:
         """Return a steady step, or one of first visits, with one of `endings`."""
         return TimedStep(
-            replace(self.first if first else self.steady, **self.endings[ending].costs),
+            (self.first if first else self.steady).with_exchange_of(self.endings[ending][1]),
             self.schedule,
             self.config.num_microbatches,
             self.config.num_replicas,
@@ -115,7 +115,7 @@ class Forecast:
 
     def step_s(self, network: Network, *, first: bool = False) -> float:
         """Return the mean seconds of a step over its endings."""
-        return sum(ending.share * self.ending_s(network, i, first=first) for i, ending in enumerate(self.endings))
+        return sum(share * self.ending_s(network, i, first=first) for i, (share, _) in enumerate(self.endings))
 
     def step_bounds_s(self, network: Network) -> tuple[float, float] | None:
         """Return the 90 % interval of `step_s` from the spread of recorded steps; None with fewer than two.
@@ -131,13 +131,13 @@ class Forecast:
     def ending_s(self, network: Network, ending: int, *, first: bool = False) -> float:
         """Return the seconds of a step with one of `endings`; later steps may hide part of its exchange."""
         step = self.timed(first=first, ending=ending)
-        interval = exchange_interval(self.config)
+        interval = self.config.exchange_interval
         return replace(step, averaging_delay=self.exchange_delay, interval=interval).step_s(network)
 
     def expected(self, costs: FleetCosts, network: Network) -> Expected:
         """Return a mean step with the churn and money of `costs`."""
-        kinds = [(ending.share, self.simulate(network, ending=i)) for i, ending in enumerate(self.endings)]
-        period = exchange_interval(self.config) if self.config.num_replicas > 1 else 1.0
+        kinds = [(share, self.simulate(network, ending=i)) for i, (share, _) in enumerate(self.endings)]
+        period = self.config.exchange_interval if self.config.num_replicas > 1 else 1.0
         return expected_step(costs, self.step_s(network), kinds, period=period)
 
     def run_s(self, network: Network) -> float:
@@ -228,7 +228,9 @@ def _forecast(
     compute = replace(compute, update_s=compute.update_s + tied_s)
     endings = endings_of(config, averages, sums)
     steady, first = (
-        replace(compute.with_packets_of(packets_profile(links, num_stages, num_ops, first=visit)), **endings[0].costs)
+        compute.with_packets_of(packets_profile(links, num_stages, num_ops, first=visit)).with_exchange_of(
+            endings[0][1]
+        )
         for visit in (False, True)
     )
     if averages:
@@ -251,7 +253,7 @@ def _forecast(
         links=links,
         averages=tuple(averages),
         endings=endings,
-        exchange_delay=exchange_delay(config),
+        exchange_delay=config.exchange_delay,
         cut_choices=parts.cut_choices,
         flops_forward=parts.flops_forward,
         tied=tied_shapes(parts),

@@ -17,8 +17,8 @@ from raysim.forecast.link_costs import LinkCost, link_costs, packets_profile
 from raysim.forecast.replica_costs import ReplicaCost, endings_of, replica_costs, tied_costs
 from raysim.network.collectives import EXCHANGES
 from raysim.network.presets import DEVICES
+from raysim.network.prices import without_exchange
 from raysim.network.topology import FREE, Network
-from raysim.pipeline.groups import exchange_delay
 
 FASTEST = max(DEVICES, key=lambda name: DEVICES[name].peak_flops)
 """A device faster than any other, of which a measured speed is a share."""
@@ -51,20 +51,10 @@ class Alternative(NamedTuple):
 def silent(plan: Forecast) -> dict[str, Forecast]:
     """Return the run as if its links, its tied parameters, or its replicas sent nothing."""
     quiet = packets_profile((), plan.num_stages, plan.steady.compute_s.shape[2], first=False)
-    left = {"links": replace(plan, steady=replace(plan.steady.with_packets_of(quiet), **plan.endings[0].costs))}
+    left = {"links": replace(plan, steady=plan.steady.with_packets_of(quiet))}
     for name, direction in (("tied parameters", EXCHANGES[1]), ("replica gradients", EXCHANGES[0])):
-        endings = tuple(replace(each, costs=_without(each.costs, direction)) for each in plan.endings)
-        left[name] = replace(plan, endings=endings)
+        left[name] = replace(plan, endings=[(share, without_exchange(each, direction)) for share, each in plan.endings])
     return left
-
-
-def _without(costs: Mapping[str, Any], direction: str) -> dict[str, Any]:
-    """Return the costs of an ending without the exchanges of a direction."""
-    transfers = costs["transfers"]
-    kept = {**costs, "transfers": transfers[transfers["direction"] != direction]}
-    if direction == EXCHANGES[0]:
-        kept |= {name: np.zeros_like(costs[name]) for name in ("method_s", "gradient_bytes", "bucketed_bytes")}
-    return kept
 
 
 def forecast_parts(plan: Forecast, network: Network) -> Parts:
@@ -110,26 +100,23 @@ def coded(setting: Setting, dense: Forecast) -> Forecast:
 def _summed(dense: Forecast, config: RunConfig) -> Forecast:
     """Return a dense forecast with the sums of tied parameters of another setting."""
     sums, seconds = tied_costs(config, dense.tied, dense.codec_bytes_per_s)
-    endings = tuple(
-        replace(
-            each,
-            costs={**each.costs, "transfers": np.concatenate([_without(each.costs, EXCHANGES[1])["transfers"], sums])},
-        )
-        for each in dense.endings
-    )
+    endings = [
+        (share, replace(each, transfers=np.concatenate([without_exchange(each, EXCHANGES[1]).transfers, sums])))
+        for share, each in dense.endings
+    ]
     return replace(dense, steady=replace(dense.steady, update_s=dense.steady.update_s + seconds), endings=endings)
 
 
 def recoded(dense: Forecast, config: RunConfig, links: Sequence[LinkCost], averages: Sequence[ReplicaCost]) -> Forecast:
     """Return a dense forecast with the messages of another setting; without `averages` its replicas average as before."""
-    changes: dict[str, Any] = {"config": config, "links": tuple(links), "exchange_delay": exchange_delay(config)}
+    changes: dict[str, Any] = {"config": config, "links": tuple(links), "exchange_delay": config.exchange_delay}
     if averages:
-        sums = dense.endings[0].costs["transfers"]
+        sums = dense.endings[0][1].transfers
         tied = sums[sums["direction"] == EXCHANGES[1]]
         changes |= {"endings": endings_of(config, averages, tied), "averages": tuple(averages)}
     endings = changes.get("endings", dense.endings)
     packets = packets_profile(links, dense.num_stages, dense.steady.compute_s.shape[2], first=False)
-    steady = replace(dense.steady.with_packets_of(packets), **endings[0].costs)
+    steady = dense.steady.with_packets_of(packets).with_exchange_of(endings[0][1])
     return replace(dense, steady=steady, first=steady, first_steps=0, **changes)
 
 

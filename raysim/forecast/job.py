@@ -14,11 +14,11 @@ from raysim.forecast.packets import exchange_of, link_messages, sum_exchanges
 from raysim.forecast.replica_costs import tied_transfers
 from raysim.forecast.shapes import ModelShape, StageCost
 from raysim.forecast.structure import RecipeModel
-from raysim.forecast.timings import TimedStep
 from raysim.network.collectives import Transfers
 from raysim.network.costs import Expected, FleetCosts, expected_step
 from raysim.network.profile import Profile
 from raysim.network.sharding import Sharded, Units
+from raysim.network.timed_step import TimedStep
 from raysim.network.topology import Network
 from raysim.network.transport import DDP, Averaging, Transport
 from raysim.notation import InputError
@@ -96,22 +96,25 @@ class Job:
         speed = self.fleet.flops * self.efficiency
         forward = np.array([stage.forward_flops for stage in stages]) / speed
         backward = (3 if self.recompute else 2) * forward
-        times = [forward, backward]
+        weight = None
         if make_table(self.schedule, len(stages), self.num_microbatches(way.layout)).splits_backward:
             weight = np.array([stage.weight_flops for stage in stages]) / speed
             weight[0] = backward[0]
-            times = [forward, backward - weight, weight]
-        wire_bytes, encode_s, decode_s = np.zeros((3, 1, len(stages), len(times), 1))
+            backward = backward - weight
+        wire_bytes, encode_s, decode_s = np.zeros((3, len(stages), 2 if weight is None else 3))
         for stage, cost in enumerate(stages[:-1]):
             ends = ((stage, stage + 1), (stage + 1, stage))
             messages = link_messages(way.forward, way.backward, cost.output, self.dtype)
             for op, (message, (source, target)) in enumerate(zip(messages, ends, strict=True)):
-                wire_bytes[0, source, op] = message.wire_bytes
-                encode_s[0, source, op] = message.encode_work / self.fleet.codec_bytes_per_s
-                decode_s[0, target, op] = message.decode_work / self.fleet.codec_bytes_per_s
+                wire_bytes[source, op] = message.wire_bytes
+                encode_s[source, op] = message.encode_work / self.fleet.codec_bytes_per_s
+                decode_s[target, op] = message.decode_work / self.fleet.codec_bytes_per_s
         memory = self.fleet.gpus * self.fleet.device.memory_bytes_per_s
-        profile = Profile(
-            compute_s=np.stack(times, axis=1)[None, :, :, None],
+        profile = Profile.uniform(
+            len(stages),
+            forward,
+            backward,
+            weight_s=weight,
             wire_bytes=wire_bytes,
             encode_s=encode_s,
             decode_s=decode_s,

@@ -7,7 +7,6 @@ import math
 import statistics
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,12 +19,13 @@ from raysim.config import ConfigError, RunConfig
 from raysim.limits import process_memory
 from raysim.network.collectives import EXCHANGES, Transfers, all_reduce, as_transfers, mean_transfers
 from raysim.network.exchanges import more_than_dense
+from raysim.network.profile import END_COSTS, Profile
+from raysim.network.simulate import Mixture
 from raysim.pipeline.groups import (
     TIED_TABLE,
     Group,
     GroupAccount,
     chunk_bytes,
-    exchange_period,
     exchange_together,
     ring_bytes,
 )
@@ -182,33 +182,22 @@ def _averaged(
     )
 
 
-EXCHANGE = ("transfers", "method_s", "gradient_bytes", "bucketed_bytes")
-
-
-@dataclass(frozen=True, eq=False)
-class Ending:
-    """A kind of step by its exchange of replicas, and its share of all steps."""
-
-    share: float
-    costs: dict[str, Any]
-    """Fields `EXCHANGE` of a `Profile`: the transfers, bytes and seconds of the replica methods."""
-
-
-def endings_of(config: RunConfig, averages: Sequence[ReplicaCost], tied: Transfers) -> tuple[Ending, ...]:
-    """Return the kinds of step in a period, most bytes first; all include the `tied` transfers."""
+def endings_of(config: RunConfig, averages: Sequence[ReplicaCost], tied: Transfers) -> Mixture:
+    """Return the ends of a step in a period, most bytes first, as costs of nothing else; all include the `tied` transfers."""
     methods = config.replica_methods()
-    period = exchange_period(config)
+    period = config.exchange_period
     counts = Counter(tuple(method.part(step) for method in methods) for step in range(period))
     endings = []
     for parts, count in counts.items():
         exchanged = [cost for cost in averages if parts[cost.stage] == cost.part]
-        by_stage = {name: np.zeros(config.stages) for name in EXCHANGE[1:]}
+        by_stage: dict[str, Any] = {name: np.zeros(config.stages) for name in END_COSTS[1:]}
         for cost in exchanged:
             for name, values in by_stage.items():
                 values[cost.stage] = getattr(cost, name)
         transfers = np.concatenate([as_transfers([]), *(cost.transfers for cost in exchanged), tied])
-        endings.append(Ending(count / period, {"transfers": transfers, **by_stage}))
-    return tuple(sorted(endings, key=lambda ending: -ending.costs["transfers"]["wire_bytes"].sum()))
+        exchange = Profile(compute_s=np.zeros((1, config.stages, 2, 1)), transfers=transfers, **by_stage)
+        endings.append((count / period, exchange))
+    return sorted(endings, key=lambda ending: -ending[1].transfers["wire_bytes"].sum())
 
 
 def tied_costs(

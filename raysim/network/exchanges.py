@@ -15,7 +15,7 @@ passed along to the first member and back in small pieces, as NCCL's reduce and 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -28,27 +28,41 @@ HEADERS = 1.01
 """Most bytes of uncompressed messages, headers included, per byte of payload; a method above it sends more than dense."""
 
 
-def _direct(num_members: int, wire_bytes: float, sites: Sequence[str]) -> list[Rounds]:
-    return [Rounds(2, (_crossed(range(num_members), range(num_members), wire_bytes / num_members),))]
+def all_reduce_rounds(
+    num_members: int, wire_bytes: float, algorithm: str = "ring", sites: Sequence[str] | None = None
+) -> list[Rounds]:
+    """Return the rounds that sum `wire_bytes` over members by one of `ALL_REDUCES`; none for a single member.
 
-
-def _ring(num_members: int, wire_bytes: float, sites: Sequence[str]) -> list[Rounds]:
+    `sites`: the site of each member, for "sites"; by default a single site, which gives a ring.
+    """
+    check_choice("algorithm", algorithm, ALL_REDUCES)
+    if num_members < 2:
+        return []
+    if algorithm == "direct":
+        return [Rounds(2, (_crossed(range(num_members), range(num_members), wire_bytes / num_members),))]
+    if algorithm == "tree":
+        steps = [2**level for level in range(math.ceil(math.log2(num_members)))]
+        targets = [np.arange(0, num_members - step, 2 * step) for step in steps]
+        return _there_and_back(
+            Sends(target + step, target, wire_bytes) for step, target in zip(steps, targets, strict=True)
+        )
+    if algorithm == "server":
+        return _there_and_back([_crossed(range(1, num_members), range(1), wire_bytes)])
+    if (
+        algorithm == "chain"
+    ):  # pieces that follow one another: all bytes once on every link, and the latency of each link
+        into = Sends(np.arange(1, num_members), np.arange(num_members - 1), wire_bytes)
+        pieces = [(1, wire_bytes), (num_members - 2, 0.0)]
+        return [Rounds(n, (each._replace(wire_bytes=size),)) for each in (into, _back(into)) for n, size in pieces if n]
+    if algorithm == "sites" and sites is not None and 1 < len(set(sites)) < num_members:
+        return _over_sites(wire_bytes, sites)
     return [Rounds(2 * (num_members - 1), (_neighbours(num_members, wire_bytes / num_members),))]
 
 
-def _tree(num_members: int, wire_bytes: float, sites: Sequence[str]) -> list[Rounds]:
-    steps = [2**level for level in range(math.ceil(math.log2(num_members)))]
-    targets = [np.arange(0, num_members - step, 2 * step) for step in steps]
-    levels = [Sends(target + step, target, wire_bytes) for step, target in zip(steps, targets, strict=True)]
-    return [Rounds(1, (each,)) for each in (*levels, *map(_back, reversed(levels)))]
-
-
-def _over_sites(num_members: int, wire_bytes: float, sites: Sequence[str]) -> list[Rounds]:
+def _over_sites(wire_bytes: float, sites: Sequence[str]) -> list[Rounds]:
     """Return the rounds of the hierarchical all-reduce; the smallest site sets the number of shards."""
     groups = [[i for i, site in enumerate(sites) if site == wanted] for wanted in dict.fromkeys(sites)]
     num_shards = min(len(group) for group in groups)
-    if len(groups) == 1 or len(groups) == num_members:
-        return _ring(num_members, wire_bytes, sites)
     shard = wire_bytes / num_shards
     owners = np.array([group[:num_shards] for group in groups])
     scatter = tuple(_crossed(group, group[:num_shards], shard) for group in groups)
@@ -70,34 +84,10 @@ def _back(sends: Sends) -> Sends:
     return sends._replace(sources=sends.targets, targets=sends.sources)
 
 
-def _server(num_members: int, wire_bytes: float, sites: Sequence[str]) -> list[Rounds]:
-    into = _crossed(range(1, num_members), range(1), wire_bytes)
-    return [Rounds(1, (each,)) for each in (into, _back(into))]
-
-
-def _chain(num_members: int, wire_bytes: float, sites: Sequence[str]) -> list[Rounds]:
-    """Return the rounds of pieces that follow one another: all bytes once on every link, and the latency of each link."""
-    into = Sends(np.arange(1, num_members), np.arange(num_members - 1), wire_bytes)
-    pieces = [(1, wire_bytes), (num_members - 2, 0.0)]
-    return [Rounds(n, (each._replace(wire_bytes=size),)) for each in (into, _back(into)) for n, size in pieces if n]
-
-
-_ROUNDS: dict[str, Callable[[int, float, Sequence[str]], list[Rounds]]] = dict(
-    zip(ALL_REDUCES, (_direct, _ring, _tree, _over_sites, _server, _chain), strict=True)
-)
-
-
-def all_reduce_rounds(
-    num_members: int, wire_bytes: float, algorithm: str = "ring", sites: Sequence[str] | None = None
-) -> list[Rounds]:
-    """Return the rounds that sum `wire_bytes` over members by one of `ALL_REDUCES`; none for a single member.
-
-    `sites`: the site of each member, for "sites"; by default a single site, which gives a ring.
-    """
-    check_choice("algorithm", algorithm, ALL_REDUCES)
-    if num_members < 2:
-        return []
-    return _ROUNDS[algorithm](num_members, wire_bytes, sites or [""] * num_members)
+def _there_and_back(rounds: Iterable[Sends]) -> list[Rounds]:
+    """Return rounds followed by the same messages in the other direction, last round first."""
+    there = [*rounds]
+    return [Rounds(1, (each,)) for each in (*there, *map(_back, reversed(there)))]
 
 
 def all_gather_rounds(num_members: int, wire_bytes: float, algorithm: str) -> list[Rounds]:

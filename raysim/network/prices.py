@@ -62,9 +62,11 @@ def averaging_words(profile: Profile) -> str:
     )
 
 
-def without_exchange(profile: Profile) -> Profile:
-    """Return the profile of a step without an exchange between replicas."""
-    left = profile.transfers[profile.transfers["direction"] != EXCHANGES[0]]
+def without_exchange(profile: Profile, direction: str = EXCHANGES[0]) -> Profile:
+    """Return the profile of a step without an exchange between replicas, or without sums of tied parameters."""
+    left = profile.transfers[profile.transfers["direction"] != direction]
+    if direction != EXCHANGES[0]:
+        return replace(profile, transfers=left)
     nothing = np.zeros(profile.num_stages)
     return replace(profile, transfers=left, method_s=nothing, gradient_bytes=nothing, bucketed_bytes=nothing)
 

@@ -29,6 +29,7 @@ Floats = NDArray[np.float64]
 
 COSTS = ("decode_s", "compute_s", "cpu_s", "encode_s", "shard_s", "wire_bytes", "dense_bytes")
 STAGE_COSTS = ("update_s", "gradient_bytes", "bucketed_bytes", "method_s")
+END_COSTS = ("transfers", "method_s", "gradient_bytes", "bucketed_bytes")
 SECONDS = ("decode_s", "compute_s", "cpu_s", "encode_s", "update_s", "call_s", "message_s", "byte_s", "step_s")
 OVERHEADS = ("call_s", "message_s", "byte_s", "step_s", "codec_bytes_per_s")
 FORMAT = "raysim profile 2"
@@ -196,6 +197,10 @@ class Profile:
         """Return these costs with the transfers and codec times of `other`: the same model under another compressor."""
         taken = ("decode_s", "encode_s", "wire_bytes", "dense_bytes", "method_s", "transfers")
         return replace(self, **{name: getattr(other, name) for name in taken})
+
+    def with_exchange_of(self, other: Profile) -> Profile:
+        """Return these costs with the transfers and averages of `other` at the end of the step."""
+        return replace(self, **{name: getattr(other, name) for name in END_COSTS})
 
     def over(self, transport: Transport, num_workers: int) -> Profile:
         """Return these costs over a transport, with its host overheads for a step of `num_workers` workers."""

@@ -68,7 +68,6 @@ def simulate(
         placement=setting.placement,
         row=end.moments.row,
         times=end.moments.times - end.began_s,
-        window=table.windows(),
         pipeline_s=float(end.pipeline_s[0]),
         collectives=tuple(
             TimedCollective(collective, float(start), float(over), *_rounds_s(collective, network))

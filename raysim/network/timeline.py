@@ -69,8 +69,6 @@ class Timeline:
     """
 
     table: ActionTable
-    window: NDArray[np.int64]
-    """By worker: the index range (start, stop) of the step's actions in the table."""
     profile: Profile
     network: Network
     placement: Placement
@@ -207,7 +205,7 @@ class Timeline:
     def _uses(self) -> list[list[tuple[float, ...]]]:
         """The fields of `WorkerTime` from `compute_s` on, by row and worker."""
         ending = (self.collective_s, self.outside_s)
-        table, profile = self.table, self.profile
+        table, profile, windows = self.table, self.profile, self.table.windows()
         uses = []
         for r in self._first.tolist():
             start, end, *_ = self._times(r)
@@ -227,7 +225,7 @@ class Timeline:
             of_actions = (compute - shards, codec, overhead, stretched, wait - latency - host, latency, host, shards)
             of_workers = []
             for w in range(table.num_workers):
-                row = slice(*self.window[w])
+                row = slice(*windows[w])
                 compute_s, codec_s, overhead_s, contention_s, *waits_s = (float(part[row].sum()) for part in of_actions)
                 # Without shared cores nothing is slowed down: the remainder is rounding.
                 contention_s = max(contention_s, 0.0) if self.placement.cores is not None else 0.0

@@ -163,7 +163,7 @@ def test_bad_input_is_one_sentence(family, tmp_path):
 
 
 def test_report_says_the_carried_harm(family, tmp_path):
-    code, printed = report(family, "--at", "9e6", "--out", tmp_path / "page.html")
+    code, printed = report(family, "--at", "9e6", "--network", "1gbps", "--only", "--out", tmp_path / "page.html")
     assert code == 0
     assert "replica_gradient=DiLoCo(2): by a law from 0.1 M to 3 M" in printed
     assert "at 9 M" in printed

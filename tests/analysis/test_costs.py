@@ -114,13 +114,14 @@ def test_speedup_is_dense_step_over_step(runs):
         assert sorted(even["speedup"]) == pytest.approx(sorted(rows["speedup"]))
 
 
-@pytest.mark.parametrize("order", list(itertools.islice(itertools.permutations(SETTINGS), 0, None, 7)))
-def test_result_is_independent_of_run_order(runs, order):
+def test_result_is_independent_of_run_order(runs):
     names = list(SETTINGS)
-    prices = company(runs, names), company(runs, order)
+    orders = names, names[::-1], [names[2], names[0], names[3], names[1]]
+    first, *others = (company(runs, order) for order in orders)
     for name in names:
-        steps = [of[name].resampled_seconds(networks()) for of in prices]
-        np.testing.assert_array_equal(*steps)
+        steps = first[name].resampled_seconds(networks())
+        for prices in others:
+            np.testing.assert_array_equal(prices[name].resampled_seconds(networks()), steps)
 
 
 @pytest.mark.parametrize("loaded", [("dense", "dense-7"), ("q8",), ("topk", "feedback", "dense")])
@@ -228,9 +229,9 @@ def test_busy_machine_keeps_ratios_within_interval(tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_ray_price_is_independent_of_other_load(tmp_path):
-    """Real ones: no process, three and eight that burn the cores while Ray starts and trains."""
+    """Real ones: no process, and four that burn the cores while Ray starts and trains."""
     settings = {"dense": [], "q8": ["forward=Quantize(8)", "backward=Quantize(8)"]}
-    counts = (0, 3, 8)
+    counts = (0, 4)
     for count in counts:
         burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
         try:

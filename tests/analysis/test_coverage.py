@@ -1,5 +1,6 @@
 """The rule's errors by simulation: settings at the margin are rarely called safe, whatever the shape of their differences."""
 
+import itertools
 import math
 from typing import Any
 
@@ -32,6 +33,12 @@ def within(rate, most, tries):
     return rate < most + 3 * math.sqrt(most * (1 - most) / tries)
 
 
+def by_turns(shapes, families):
+    """Return shapes, numbers of settings and of seeds, each with noise that settings share or, by turns, without."""
+    grid = itertools.product(shapes, families, SEEDS)
+    return [(*case, shared) for case, shared in zip(grid, itertools.cycle((False, True)), strict=False)]
+
+
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("shape", REQUIRED)
 @pytest.mark.parametrize("settings", FAMILIES)
@@ -40,20 +47,16 @@ def test_few_settings_at_the_margin_are_called_safe(settings, shape, shared):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("seeds", SEEDS)
-@pytest.mark.parametrize("settings", FAMILIES)
-@pytest.mark.parametrize("shape", REQUIRED)
+@pytest.mark.parametrize(("shape", "settings", "seeds", "shared"), by_turns(REQUIRED, FAMILIES))
 def test_settings_at_the_margin_are_called_safe_no_more_often_than_stated(shape, settings, seeds, shared):
     tries = SLOW // settings
     assert within(false_rate(shape, settings, seeds, tries, shared=shared), REQUIRED[shape], tries)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shared", [False, True])
-@pytest.mark.parametrize("seeds", SEEDS)
-@pytest.mark.parametrize("settings", [2, 5, 20])
-@pytest.mark.parametrize("shape", ["normal", "t(3)", "skewness 1"])
+@pytest.mark.parametrize(
+    ("shape", "settings", "seeds", "shared"), by_turns(("normal", "t(3)", "skewness 1"), (2, 5, 20))
+)
 def test_settings_of_different_spread_are_called_safe_no_more_often(shape, settings, seeds, shared):
     tries = SLOW // settings
     assert within(false_rate(shape, settings, seeds, tries, shared=shared, varied=True), 0.05, tries)

@@ -40,7 +40,7 @@ def test_clock_and_forecast_agree_on_every_step_of_a_period(small, method) -> No
     network, planned = parse_network(config.clock), forecast(config, device="T4")
     clock, reports = clocked(config, 6)
     seconds = [clock.step_s(each, 0.0) for each in reports]
-    shares = [ending.share * 6 for ending in planned.endings]
+    shares = [share * 6 for share, _ in planned.endings]
     expected = [planned.ending_s(network, place) for place, count in enumerate(shares) for _ in range(round(count))]
     assert sum(shares) == pytest.approx(6)
     np.testing.assert_allclose(sorted(seconds), sorted(expected), rtol=1e-9)
@@ -57,7 +57,7 @@ def test_following_steps_hide_an_exchange_as_far_as_they_last(small) -> None:
             )
             planned = forecast(config, device="T4")
             prices[delay] = [planned.ending_s(parse_network(network), place) for place in range(2)]
-            codec_s = float(planned.endings[0].costs["method_s"].max())
+            codec_s = float(planned.endings[0][1].method_s.max())
         whole, quiet = prices[0]
         for delay in (1, 3):
             exchange, other = prices[delay]

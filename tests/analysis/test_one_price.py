@@ -42,11 +42,6 @@ def study(ray, tmp_path_factory):
     return done
 
 
-@pytest.fixture(scope="module")
-def page(study):
-    return compose(study.folder, PAGE)
-
-
 def table(page, key):
     return next(one for one in page.blocks(Table) if one.key == key)
 
@@ -66,7 +61,8 @@ def texts(page, key, network):
 
 
 @pytest.mark.slow
-def test_all_eight_places_have_the_same_figure(study, page, capsys):
+def test_all_eight_places_have_the_same_figure(study, capsys):
+    page = compose(study.folder, PAGE)
     trials = pd.read_parquet(study.folder / "trials.parquet")  # trials.parquet, settled at the end
     assert trials["settled"].all()
     assert trials["compute"].unique().tolist() == ["pooled over 4 runs"]
@@ -128,8 +124,9 @@ def test_all_eight_places_have_the_same_figure(study, page, capsys):
     assert len(ends) == 2
 
 
-def test_sentences_say_what_the_tables_say(page):
+def test_sentences_say_what_the_tables_say(report_runs):
     """On every network: the fastest and the faster ones, by the numbers of the page alone."""
+    page = compose(report_runs, PAGE)
     for network, summary in texts(page, "job1-recommended", PAGE[0]).items():
         rows, prices = texts(page, "job1-settings", network), values(page, network)
         chosen = summary["setting"]

@@ -9,7 +9,7 @@ from report_runs import SPITE
 
 from raysim.analysis.report.page import Chart, Table
 
-RUNS = 40
+RUNS = 22
 
 
 @pytest.fixture(scope="module")

@@ -40,27 +40,24 @@ def output(*words):
     return result.exit_code, result.output
 
 
-@pytest.mark.parametrize(
-    ("column", "value"), [("weights", "evil:W"), ("schedule", "evil:S(1)"), ("schedule", "os:system")]
-)
-def test_reading_a_record_imports_nothing_that_it_names(stranger, column, value):
-    mutate(stranger / "changed", "run", column, value)
-    commands = [
-        ["report", "."],
-        ["findings", "."],
-        ["replay", "changed", "--network", "1gbps"],
-        ["pack", ".", "../pack"],
-    ]
-    outputs = {words[0]: output(*words) for words in commands}
-    assert not (stranger / "marker").exists()
-    assert [code for code, _ in outputs.values()] == [0, 0, 2, 0]
-    module = value.partition(":")[0]
-    assert f"give `--trust {module}`" in " ".join(outputs["replay"][1].split())
+NAMED = [("weights", "evil:W"), ("schedule", "evil:S(1)"), ("schedule", "os:system")]
+
+
+def test_reading_a_record_imports_nothing_that_it_names(stranger):
+    for place, (column, value) in enumerate(NAMED):
+        mutate(copy_run(stranger / "changed", stranger / f"naming{place}"), "run", column, value)
+    shutil.rmtree(stranger / "changed")
+    commands = [["report", ".", "--network", "1gbps", "--only"], ["findings", "."], ["pack", ".", "../pack"]]
+    assert [output(*words)[0] for words in commands] == [0, 0, 0]
     results = analysis.load(".")
-    priced = analysis.replay(results, "1gbps")
-    assert sorted(priced["run"]) == ["dense-s0", "topk-s0"]
-    (problem,) = [one for one in results.problems if "changed" in one]
-    assert f"`{value.partition('(')[0]}` is named by a record, and reading a record runs no code" in problem
+    assert sorted(analysis.replay(results, "1gbps")["run"]) == ["dense-s0", "topk-s0"]
+    for place, (_, value) in enumerate(NAMED):
+        code, said = output("replay", f"naming{place}", "--network", "1gbps")
+        assert code == 2
+        assert f"give `--trust {value.partition(':')[0]}`" in " ".join(said.split())
+        (problem,) = [one for one in results.problems if f"naming{place}" in one]
+        assert f"`{value.partition('(')[0]}` is named by a record, and reading a record runs no code" in problem
+    assert not (stranger / "marker").exists()
 
 
 @pytest.mark.parametrize("data", ["os:system", "subprocess:getoutput", "evil:S"])
@@ -139,39 +136,38 @@ def changed(column, change, table="run"):
     return lambda run: mutate(run, table, column, change)
 
 
-@pytest.mark.parametrize(
-    ("spoil", "reason"),
-    [
-        (text_for_steps, "steps that are no integers"),
-        (half_of_steps, "the run has 0 to 7: copy it again"),
-        (changed("run", "other"), "its column 'run' is added by `analysis.load`"),
-        (changed("trial", "other"), "its column 'trial' is added by `analysis.load`"),
-        (changed("forward", "long"), "its `forward` cannot be read: A notation is written in at most 1000 characters"),
-        (changed("schedule", "deep"), "its `schedule` cannot be read"),
-        (
-            changed("forward", f"TopK({'(' * 100}1{')' * 100})"),
-            f"at most {MAX_DEPTH} nested brackets, but got 101",
-        ),
-        (changed("num_stages", "text"), "its `num_stages` must be an integer, but is 'many'"),
-        (changed("num_stages", "huge"), f"its `num_stages` is out of bounds: {VALUES['huge']}"),
-        (changed("status", "null"), "its `status` has no value"),
-        (changed("compute_wall_s", "infinite", "actions"), "its `compute_wall_s` is out of bounds: inf"),
-        (changed("stage", "null in one row", "actions"), "its table of actions has rows without `stage`"),
-    ],
-)
-def test_bad_run_is_reported_and_others_load(stranger, spoil, reason):
-    spoil(stranger / "changed")
+BAD = [
+    (text_for_steps, "steps that are no integers"),
+    (half_of_steps, "the run has 0 to 7: copy it again"),
+    (changed("run", "other"), "its column 'run' is added by `analysis.load`"),
+    (changed("trial", "other"), "its column 'trial' is added by `analysis.load`"),
+    (changed("forward", "long"), "its `forward` cannot be read: A notation is written in at most 1000 characters"),
+    (changed("schedule", "deep"), "its `schedule` cannot be read"),
+    (
+        changed("forward", f"TopK({'(' * 100}1{')' * 100})"),
+        f"at most {MAX_DEPTH} nested brackets, but got 101",
+    ),
+    (changed("num_stages", "text"), "its `num_stages` must be an integer, but is 'many'"),
+    (changed("num_stages", "huge"), f"its `num_stages` is out of bounds: {VALUES['huge']}"),
+    (changed("status", "null"), "its `status` has no value"),
+    (changed("compute_wall_s", "infinite", "actions"), "its `compute_wall_s` is out of bounds: inf"),
+    (changed("stage", "null in one row", "actions"), "its table of actions has rows without `stage`"),
+]
+
+
+def test_bad_runs_are_reported_and_others_load(stranger):
+    for place, (spoil, _) in enumerate(BAD):
+        spoil(copy_run(stranger / "changed", stranger / f"bad{place:02}"))
     results = analysis.load(".")
     assert {"dense-s0", "topk-s0"} <= set(analysis.replay(results, "1gbps", against="dense")["run"])
     findings(results)
     page = compose(".", ["1gbps"])
     write_report(page, stranger.parent / "report.html")
-    for problems in (results.problems, page.problems):
-        assert any("changed" in one and reason in one for one in problems), problems
-    assert output("replay", "changed", "--network", "1gbps")[0] in (
-        0,
-        2,
-    )  # 0 of a run whose evaluations alone are wrong
+    for place, (_, reason) in enumerate(BAD):
+        for problems in (results.problems, page.problems):
+            assert any(f"bad{place:02}" in one and reason in one for one in problems), reason
+        code, _ = output("replay", f"bad{place:02}", "--network", "1gbps")
+        assert code in (0, 2)  # 0 of a run whose evaluations alone are wrong
 
 
 def test_terminal_escapes_in_records_are_removed(stranger):
@@ -181,7 +177,12 @@ def test_terminal_escapes_in_records_are_removed(stranger):
     (stranger / "changed").rename(stranger / f"changed{SIGNS.replace('/', '')}")
     (folder,) = stranger.glob("changed*")
     texts = [
-        output(*words)[1] for words in (["replay", folder, "--network", "1gbps"], ["report", "."], ["findings", "."])
+        output(*words)[1]
+        for words in (
+            ["replay", folder, "--network", "1gbps"],
+            ["report", ".", "--network", "1gbps", "--only"],
+            ["findings", "."],
+        )
     ]
     texts += [repr(Run(folder)), *analysis.load(".").problems]
     for text in texts:

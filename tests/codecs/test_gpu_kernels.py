@@ -59,17 +59,7 @@ served = pytest.mark.parametrize("codec", SERVED_CODECS, ids=SERVED)
 
 @served
 def test_packets_and_residuals_are_those_of_the_cpu(codec: Codec) -> None:
-    for name in (
-        "normal",
-        "post-ReLU",
-        "ties",
-        "bfloat16",
-        "float16",
-        "float64",
-        "denormals",
-        "least denormals",
-        "huge",
-    ):
+    for name in ("normal", "ties", "bfloat16", "denormals", "huge"):  # `make test-slow` takes all, see `LAWS`
         assert_alike_on_gpu(codec, LAW_TENSORS[name], name)
 
 
@@ -87,11 +77,14 @@ def test_law(law, variant: Variant) -> None:
 
 @pytest.mark.parametrize("bits", range(1, 9))
 def test_quantize_at_every_width(bits: int) -> None:
-    for dtype, per in itertools.product((torch.float32, torch.bfloat16, torch.float16), ("tensor", "channel", "row")):
+    """Each dtype and each kind of range at each width; every pair of them at some."""
+    dtypes, kinds = (torch.float32, torch.bfloat16, torch.float16), ("tensor", "channel", "row")
+    for place, dtype in enumerate(dtypes):
+        per = kinds[(place + bits) % 3]
         assert_alike_on_gpu(Quantize(bits, per=per), normal(3, 7, 19).to(dtype), f"{dtype} {per}")
 
 
-@pytest.mark.parametrize("length", [1, 63, 65, 4096, 4097, 17_000])
+@pytest.mark.parametrize("length", [1, 63, 65, 4096, 4097, pytest.param(17_000, marks=pytest.mark.slow)])
 def test_topk_of_short_and_long_rows(length: int) -> None:
     for kept in {1, max(1, length // 10), length - 1}:
         if kept:
@@ -100,10 +93,10 @@ def test_topk_of_short_and_long_rows(length: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_thousand_random_tensors() -> None:
+def test_random_tensors() -> None:
     generator = torch.Generator().manual_seed(7)
     makers = (normal, student)
-    for index in range(1000):
+    for index in range(150):
         shape = [int(torch.randint(1, 40, (1,), generator=generator)) for _ in range(1 + index % 3)]
         x = makers[index % 2](*shape) * 10.0 ** float(torch.randint(-30, 30, (1,), generator=generator))
         dtype = (torch.float32, torch.bfloat16, torch.float32, torch.float16)[index % 4]
@@ -113,9 +106,11 @@ def test_a_thousand_random_tensors() -> None:
 
 @served
 def test_nan_and_infinity_are_refused(codec: Codec) -> None:
-    for bad, length in ((math.nan, 256), (-math.nan, 5000), (math.inf, 5000), (-math.inf, 256)):
+    bad = ((math.nan, 256), (-math.nan, 5000), (math.inf, 5000), (-math.inf, 256))
+    first = SERVED_CODECS.index(codec) % 2
+    for value, length in bad[first::2]:
         x = normal(2, length)
-        x[1, 3] = bad
+        x[1, 3] = value
         with on_gpu(), pytest.raises(NonFiniteError):
             codec.encode(x.to(DEVICE), KEY)
         flight = SlowFlight()
@@ -154,19 +149,18 @@ def test_positions_of_every_form(form: str, total: int) -> None:
 def test_damaged_packets_are_refused_or_decode(codec: Codec) -> None:
     """No byte of a packet makes the kernels write outside; what the CPU refuses is refused."""
     packet = codec.encode(normal(2, 150), KEY)
-    for name, place in itertools.product(packet.arrays, (0, -1)):
-        for flip in (0x01, 0x80, 0xFF):
-            arrays = {key: array.copy() for key, array in packet.arrays.items()}
-            arrays[name][place] ^= flip
-            damaged = packet._replace(arrays=arrays)
-            try:
-                expected = bits_of(damaged.decode())
-            except ValueError:
-                with on_gpu(), pytest.raises(ValueError):
-                    damaged.decode(DEVICE)
-            else:
-                with on_gpu():
-                    assert bits_of(damaged.decode(DEVICE)) == expected, (name, place, flip)
+    for name, (place, flip) in itertools.product(packet.arrays, ((0, 0x01), (-1, 0x80), (0, 0xFF))):
+        arrays = {key: array.copy() for key, array in packet.arrays.items()}
+        arrays[name][place] ^= flip
+        damaged = packet._replace(arrays=arrays)
+        try:
+            expected = bits_of(damaged.decode())
+        except ValueError:
+            with on_gpu(), pytest.raises(ValueError):
+                damaged.decode(DEVICE)
+        else:
+            with on_gpu():
+                assert bits_of(damaged.decode(DEVICE)) == expected, (name, place, flip)
 
 
 class _NoWaiting(TorchDispatchMode):

@@ -214,15 +214,15 @@ def test_codec_error_lists_codecs() -> None:
 @pytest.mark.parametrize(
     "opening", ["(", "[", "TopK(", "TopK(values=", "-", "-(", "not ", "a.", "1+", "{", "f(", "'", "\\", "#"]
 )
-@pytest.mark.parametrize("count", [50, 90, 150, 199, 250, 330, 999, 100_000])
-def test_deep_and_huge_texts_are_refused_quickly(opening: str, count: int) -> None:
+def test_deep_and_huge_texts_are_refused_quickly(opening: str) -> None:
     closing = {"(": ")", "[": "]", "{": "}"}.get(opening[-1], ")" if "(" in opening else "")
-    text = opening * count + "1" + closing * count
-    with pytest.raises(ValueError) as error:
-        parse(text)
-    assert len(str(error.value)) < 5 * MAX_LENGTH
-    if len(text) > MAX_LENGTH:
-        assert str(error.value) == f"A compressor is written in at most 1000 characters, but got {len(text)}."
+    for count in (50, 90, 150, 199, 250, 330, 999, 100_000):
+        text = opening * count + "1" + closing * count
+        with pytest.raises(ValueError) as error:
+            parse(text)
+        assert len(str(error.value)) < 5 * MAX_LENGTH
+        if len(text) > MAX_LENGTH:
+            assert str(error.value) == f"A compressor is written in at most 1000 characters, but got {len(text)}."
 
 
 def test_huge_numbers_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""Options of methods: each of a codec, a compressor, a replica method and a schedule is varied in the tests, and has an effect."""
+"""Options of methods, the plug-in's too: each is varied in the tests, and has an effect."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import codec_variants
 import compressor_variants
+import contrib_variants
 import pytest
 import replica_variants
 import schedule_variants
@@ -86,6 +87,8 @@ MORE = {  # settings whose laws hold by other settings of the same class, but wh
     "codec": [
         "EstimatedTopK(0.2, 'sampled')",
         "EstimatedTopK(0.1, 'sampled', values=Quantize(4))",
+        "ATOMO(3.0)",
+        "OneBit(per='block', block=100)",
     ],
     "compressor": [],
     "replica": [
@@ -94,11 +97,8 @@ MORE = {  # settings whose laws hold by other settings of the same class, but wh
         "Accordion(TopK(0.5), TopK(0.05), interval=1, decay=1.0)",
         "DGC(0.05, min_values=1, values=Quantize(4))",
         "EF21(TopK(0.1), min_values=1, warmup=2)",
-        "GraVAC(4.0, 100.0, window=2, min_values=1)",
         "GraVAC(2.0, 100.0, epsilon=0.6, window=1, omega=1.0)",
         "SparseLoCo(2, rate=0.5, min_values=1)",
-        "PowerGossip(min_values=1)",
-        "PowerSGD(2, min_values=1)",
         "RedSync(0.1, min_values=1, warmup=2)",
     ],
     "schedule": [],
@@ -106,11 +106,18 @@ MORE = {  # settings whose laws hold by other settings of the same class, but wh
 }
 Outcome = Callable[[Any], Iterator[Any]]
 KINDS: dict[str, tuple[dict[str, type[Any]], list[Any], Outcome]] = {
-    "codec": (CODECS, [v.codec for v in codec_variants.VARIANTS], of_codec),
+    "codec": (
+        {**CODECS, **{cls.name(): cls for cls in contrib_variants.CODECS}},
+        [v.codec for v in (*codec_variants.VARIANTS, *contrib_variants.VARIANTS)],
+        of_codec,
+    ),
     "compressor": (COMPRESSORS, [v.method for v in compressor_variants.VARIANTS], of_compressor),
     "replica": (
-        METHODS,
-        [*(v.method for v in replica_variants.VARIANTS), *map(parse_replica_method, LOCAL)],
+        {**METHODS, **{cls.name(): cls for cls in contrib_variants.METHODS}},
+        [
+            *(v.method for v in (*replica_variants.VARIANTS, *contrib_variants.AVERAGES)),
+            *map(parse_replica_method, (*LOCAL, *contrib_variants.LOCAL)),
+        ],
         of_replica_method,
     ),
     "schedule": (SCHEDULES, [v.schedule for v in schedule_variants.VARIANTS], of_schedule),
@@ -146,7 +153,8 @@ def values_of(methods: list[Any], cls: type[Any], name: str) -> list[Any]:
     """Return the values that an option takes among methods, and its default."""
     (field,) = (field for field in dataclasses.fields(cls) if field.name == name)
     defaults = [] if field.default is dataclasses.MISSING else [field.default]
-    return list(dict.fromkeys([*defaults, *(getattr(method, name) for method in methods)]))
+    given = [7, 1500] if name == "min_values" else []
+    return list(dict.fromkeys([*defaults, *given, *(getattr(method, name) for method in methods)]))
 
 
 def differ(one: Iterator[Any], other: Iterator[Any]) -> bool:

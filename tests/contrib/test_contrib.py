@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 from importlib import metadata
 
@@ -111,28 +110,6 @@ def test_without_the_distribution_a_name_is_refused_with_the_command_that_instal
 def test_a_mistyped_name_is_recognised() -> None:
     with pytest.raises(ValueError, match="Did you mean `TAHQuant`"):
         parse_notation("TAHQaunt", CODECS)
-
-
-@pytest.mark.parametrize(
-    ("cls", "field"),
-    [(cls, field.name) for cls in CLASSES for field in dataclasses.fields(cls)],
-    ids=lambda value: value if isinstance(value, str) else value.__name__,
-)
-def test_an_option_is_varied_and_changes_what_is_sent(cls: type, field: str) -> None:
-    more = [parse_notation(text, CODECS) for text in ("ATOMO(3.0)", "OneBit(per='block', block=100)")]
-    codecs = [codec for codec in (*(variant.codec for variant in VARIANTS), *more) if type(codec) is cls]
-    values = {getattr(codec, field) for codec in codecs}
-    assert len(values) > 1
-    tensors = [LAW_TENSORS[name] for name in ("outlier", "normal", "images", "tokens", "heavy tail", "long")]
-    for codec in codecs:
-        for value in values - {getattr(codec, field)}:
-            try:
-                other = dataclasses.replace(codec, **{field: value})  # type: ignore[type-var]
-            except ValueError:  # not with the codec's other options
-                continue
-            if any(content(codec.encode(x, KEY)) != content(other.encode(x, KEY)) for x in tensors):
-                return
-    pytest.fail(f"`{field}` of {cls.__name__} changes nothing")
 
 
 @pytest.mark.parametrize("notation", ["ATOMO(3.0)", "Outliers(Quantize(4))"])

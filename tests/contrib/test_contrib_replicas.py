@@ -6,19 +6,17 @@ import dataclasses
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from importlib import metadata
 
 import killed
 import numpy as np
 import pytest
 from configurations import SMALL
-from contrib_variants import AVERAGES, CLASSES, LOCAL
+from contrib_variants import AVERAGES, LOCAL, METHODS
 from replica_laws import laws_over
 from replica_variants import (
     SHAPES,
     Apart,
-    Team,
     Variant,
     same_tensors,
 )
@@ -34,9 +32,8 @@ from raysim.network.presets import parse_network
 from raysim.pipeline.prepare import prepare
 from raysim.replication import parse_replica_method
 from raysim.replication.local import LocalSteps
-from raysim.replication.method import ReplicaMethod, agreed
+from raysim.replication.method import agreed
 
-METHODS = [cls for cls in CLASSES.values() if issubclass(cls, ReplicaMethod)]
 STEPS = 8
 local = pytest.mark.parametrize("notation", LOCAL)
 NOTATIONS = [*(variant.notation for variant in AVERAGES), *LOCAL]
@@ -58,38 +55,6 @@ def test_notation(notation) -> None:
     assert hash(method) == hash(parse_replica_method(notation))
 
 
-def outcomes(method: ReplicaMethod) -> Iterator[object]:
-    """Yield what three replicas send, remember and step by, step by step."""
-    team = Apart(repr(method), 3) if method.after_update else Team(method, 3)
-    for step in range(STEPS):
-        for result in team.step(step):
-            tensors = {**result.gradients, **result.parameters, **result.memory}
-            yield {name: x.numpy().tobytes() for name, x in tensors.items()}, result.decisions
-        yield team.array_bytes
-
-
-@pytest.mark.parametrize(
-    ("cls", "field"),
-    [(cls, field.name) for cls in METHODS for field in dataclasses.fields(cls)],
-    ids=lambda value: value if isinstance(value, str) else value.__name__,
-)
-def test_an_option_is_varied_and_has_an_effect(cls, field) -> None:
-    methods = [method for method in map(parse_replica_method, NOTATIONS) if type(method) is cls]
-    default = next(one.default for one in dataclasses.fields(cls) if one.name == field)
-    values = {getattr(method, field) for method in methods} | ({default} - {dataclasses.MISSING})
-    values |= {7, 1500} if field == "min_values" else set()
-    assert len(values) > 1
-    for method in methods:
-        for value in sorted(values - {getattr(method, field)}, key=repr):
-            try:
-                changed = dataclasses.replace(method, **{field: value})  # type: ignore[type-var]
-            except ValueError:
-                continue
-            if any(a != b for a, b in zip(outcomes(method), outcomes(changed), strict=True)):
-                return
-    pytest.fail(f"`{field}` of {cls.__name__} changes nothing")
-
-
 # Averages of gradients.
 
 
@@ -102,7 +67,7 @@ def test_law(law, variant: Variant) -> None:
 
 
 @local
-@pytest.mark.parametrize("count", [1, 2, 3, 4])
+@pytest.mark.parametrize("count", [1, 4])
 def test_replicas_agree_and_send_nothing_between_exchanges(notation, count) -> None:
     team, sent = Apart(notation, count), 0
     for step in range(STEPS):
@@ -235,7 +200,7 @@ def test_a_restored_engine_goes_on_bit_for_bit(small, name) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", ["dilocox", "halos"])
 def test_engines_agree_bit_for_bit(ray, small, name) -> None:
     config = small(**RUNS[name], num_stages=1)
     inline = InlineEngine(prepare(config))

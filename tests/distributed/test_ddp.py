@@ -19,9 +19,7 @@ METHODS = {
     "PowerSGD(2, min_values=16)": {},
     "EF21(TopK(0.1), min_values=16)": {},
     "DIANA(QSGD(7), min_values=16)": {},
-    "RedSync(0.05, min_values=16)": {},
     "GTopK(0.05, min_values=16)": {},
-    "SignSGD": {},
     "Accordion(LowRank(2), LowRank(1), min_values=16)": {},
     "DGC(0.1, ramp=1, min_values=16)": {"momentum": 0.9},
 }

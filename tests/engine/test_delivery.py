@@ -100,7 +100,9 @@ AVERAGED = {"num_replicas": 2, "replica_gradient": "ErrorFeedback(TopK(0.5))"}
 
 
 @pytest.mark.parametrize("message", [NEAR_BYTES, pytest.param(20_000, marks=pytest.mark.slow)], ids=["pieces", "store"])
-@pytest.mark.parametrize("changes", [{}, AVERAGED], ids=["links", "replicas"])
+@pytest.mark.parametrize(
+    "changes", [pytest.param({}, marks=pytest.mark.slow), AVERAGED], ids=["links", "links and replicas"]
+)
 def test_every_message_path_matches_inline_engine(ray, small, monkeypatch, changes, message):
     monkeypatch.setattr("raysim.engine.ray.find_limits", lambda *_, **__: Limits(16_384, message))
     config = small(**LARGE, **changes)

@@ -32,8 +32,17 @@ PHASES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize(("name", "number"), LOSSES)
+@pytest.mark.parametrize(
+    ("name", "number", "phase"),
+    [
+        ("raylet", signal.SIGKILL, "training"),
+        ("raylet", signal.SIGTERM, "evaluation"),
+        ("raylet", signal.SIGSTOP, "start"),
+        ("gcs_server", signal.SIGKILL, "start"),
+        ("gcs_server", signal.SIGTERM, "training"),
+        ("gcs_server", signal.SIGSTOP, "evaluation"),
+    ],
+)
 def test_run_continues_on_restarted_ray(tmp_path, name, number, phase):
     out = tmp_path / "run"
     words = ["train", "digits-cnn", *KEYS, "--out", str(out)]
@@ -58,8 +67,7 @@ def to_all(driver):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("blow", [to_group, to_all])
+@pytest.mark.parametrize(("blow", "phase"), [(to_group, "start"), (to_all, "training"), (to_group, "evaluation")])
 def test_sigterm_to_process_group_is_an_interruption(tmp_path, blow, phase):
     words = ["train", "digits-cnn", *KEYS, "--out", str(tmp_path / "run")]
     struck = strike(words, PHASES[phase]("raylet"), blow)

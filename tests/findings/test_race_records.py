@@ -10,7 +10,13 @@ from raysim.analysis import load
 KEPT = Path(__file__).parents[2] / "docs" / "findings" / "data"
 
 
-@pytest.mark.parametrize("name", ["finetune-activations", "finetune-replicas", "pictures-links"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "finetune-activations",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("finetune-replicas", "pictures-links")),
+    ],
+)
 def test_race_keeps_study_verdicts_at_a_third_of_cost(name):
     rows = race_on_records(load(KEPT / name))
     settings = rows[rows["setting"] != "dense"]

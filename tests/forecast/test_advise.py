@@ -488,7 +488,7 @@ def test_the_price_of_a_study_is_that_of_its_steps(tmp_path: Path, monkeypatch) 
     prices = []
     for efficiency in (0.4, 0.2):
         own = make_job(model, Fleet.parse("4xT4"), efficiency=efficiency, **fields)
-        advice = advise(own, [parse_network("1mbps")])
+        advice = advise(own, [parse_network("1mbps")], layout=HostLayout(4, 1))
         words = write_study(advice, "topics-gpt", Path("s.toml"))
         settings = {(row.way.forward, row.way.backward, row.way.method) for row in advice.paying()}
         kept = Path("s.toml").read_text().count("[space.variants.")

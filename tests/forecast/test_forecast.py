@@ -179,9 +179,9 @@ def test_published_sizes_need_neither_data_nor_weights():
 
 
 def test_a_model_larger_than_this_machine():
-    large = ["topics-gpt", "data.length=64", "model.num_blocks=96", "model.width=12288", "num_stages=24"]
+    large = ["topics-gpt", "data.length=64", "model.num_blocks=24", "model.width=12288", "num_stages=6"]
     found = forecast(*large, "batch_size=4", device="H100", codec_bytes_per_s=1e11)
-    assert sum(memory.weights_bytes for memory in found.memories) > 4 * 170e9
+    assert sum(memory.weights_bytes for memory in found.memories) > 4 * 43e9
     assert found.step_s(parse_network("10gbps")) > found.step_s(FREE)
 
 

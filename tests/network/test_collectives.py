@@ -33,9 +33,8 @@ from raysim.network.timeline import Timeline
 from raysim.network.timeline_views import wire_use
 from raysim.network.topology import SHARING, Network, Placement
 from raysim.network.transport import Averaging
-from raysim.pipeline.groups import Group, exchange_together
+from raysim.pipeline.groups import Group, average_together, exchange_together
 from raysim.replication import parse_replica_method
-from raysim.replication.method import average_together
 from raysim.schedules.families import GPipe, Interleaved1F1B, OneFOneB, Schedule
 
 LATENCY = 0.01
@@ -77,7 +76,7 @@ def transfers_of(
 
 
 @pytest.mark.parametrize("sharing", SHARING)
-@pytest.mark.parametrize("num_replicas", range(2, 17))
+@pytest.mark.parametrize("num_replicas", [2, 3, 4, 7, 16])
 def test_dense_average_has_ring_bytes_in_two_rounds(num_replicas: int, sharing: str) -> None:
     """2 (D - 1) / D S / W; twice that where a port carries both ways. A receiver that is served in turn waits for each latency."""
     profile = Profile.uniform(1, 0.0, 0.0, gradient_bytes=np.full(1, 1e6))
@@ -334,7 +333,7 @@ def test_messages_add_up_to_the_bytes_that_each_replica_sends(variant: Variant) 
     method, count = variant.method, 3
     memories: list[list[dict]] = [[{}] * count, [{}] * count]
     before = [gradients(replica, 0) for replica in range(count)]
-    for step in range(3):
+    for step in range(2):
         given = [gradients(replica, step) for replica in range(count)]
         contexts = [
             context(replica, count, step, extra=before[replica], parameters=given[replica]) for replica in range(count)

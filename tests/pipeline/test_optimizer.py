@@ -82,8 +82,7 @@ def test_warm_up_rises_in_equal_steps_to_the_full_rate() -> None:
 
 @pytest.mark.parametrize("decay", ["cosine", "linear"])
 @pytest.mark.parametrize("every", ["step", "epoch"])
-@pytest.mark.parametrize("warmup", [0, 3, 17])
-@pytest.mark.parametrize("epochs", [None, 0.5, 2, 3.5])
+@pytest.mark.parametrize(("warmup", "epochs"), [(0, None), (0, 0.5), (3, 2), (3, None), (17, 2), (17, 3.5)])
 def test_learning_rate_falls_to_zero_after_warm_up(decay: Any, every: Any, warmup: int, epochs: float | None) -> None:
     config = OptimizerConfig(
         learning_rate=1.0,

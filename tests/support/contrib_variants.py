@@ -10,6 +10,7 @@ from codec_variants import Shape, Variant, absmax, blocks, channels, minmax, num
 
 from raysim.codecs import Codec
 from raysim.plugins import contrib, import_object
+from raysim.replication.method import ReplicaMethod
 
 
 def tah_quant(shape: Shape, itemsize: int) -> int:
@@ -75,6 +76,7 @@ KNOWN = [
 
 CLASSES = {name: import_object(path) for name, path in contrib().items()}
 CODECS = [cls for cls in CLASSES.values() if issubclass(cls, Codec)]
+METHODS = [cls for cls in CLASSES.values() if issubclass(cls, ReplicaMethod)]
 VARIANTS = [
     *KNOWN,
     *(Variant(text) for cls in CODECS for text in cls.variants if text not in {known.notation for known in KNOWN}),

@@ -1,5 +1,7 @@
 """Tiny transformers models of every family, as tables of `model.config`."""
 
+import pytest
+
 from raysim.workloads.data import DataShape
 
 TEXT = DataShape((12,), "int64", 64, target_shape=(12,))
@@ -98,3 +100,16 @@ FAMILIES = {
     **{name: (config, PICTURES) for name, config in IMAGES.items()},
     **{name: (config, PADDED) for name, config in TEXTS.items()},
 }
+
+ALIKE = (  # layers as those of another family here
+    "gpt2 untied",
+    "llama",
+    "qwen2",
+    "mistral, a window of 5 tokens",
+    "gemma",
+    "gemma2, two kinds of layers",
+    "phi3",
+    "qwen3_moe, with experts",
+    "roberta",
+)
+EACH_KIND = [pytest.param(name, marks=pytest.mark.slow) if name in ALIKE else name for name in FAMILIES]

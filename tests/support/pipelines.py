@@ -224,13 +224,13 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
-def third(part, names=RUNS):
-    """Return the names of runs as parameters, two of three marked slow; `part`, 0 to 2, says which third stays in the fast suite.
+def fifth(part, names=RUNS):
+    """Return the names of runs as parameters, four of five marked slow; `part`, 0 to 4, says which fifth stays in the fast suite.
 
-    Laws over all runs take different thirds, so that each run is in the fast suite with one law or two.
+    Laws over all runs take different fifths, so that each run is in the fast suite with one law or two.
     """
     return [
-        pytest.param(name, marks=() if place % 3 == part else pytest.mark.slow)
+        pytest.param(name, marks=() if place % 5 == part else pytest.mark.slow)
         for place, name in enumerate(RUNS)
         if name in names
     ]

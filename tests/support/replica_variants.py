@@ -5,6 +5,7 @@ A method that is in `METHODS` but not here fails a test; what is said of a varia
 
 from __future__ import annotations
 
+import functools
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,11 +14,11 @@ from typing import Any
 import torch
 from codec_variants import normal, student
 
-from raysim.codecs.message import CodecTable
+from raysim.codecs.message import CodecTable, wire_bytes
 from raysim.pipeline.state import pack_tensors, unpack_tensors
 from raysim.replication import parse_replica_method
 from raysim.replication.layers import WHOLE, unflatten
-from raysim.replication.method import Averaged, Gradients, Memory, ReplicaContext, ReplicaMethod, RoundPackets, exchange
+from raysim.replication.method import Averaged, Gradients, Memory, ReplicaContext, ReplicaMethod, RoundPackets
 
 SHAPES: dict[str, tuple[int, ...]] = {
     "first.weight": (24, 3, 5, 5),
@@ -134,8 +135,13 @@ def context(replica: int, num_replicas: int, step: int, **changes: Any) -> Repli
 
 def gradients(replica: int, step: int, shapes: Mapping[str, tuple[int, ...]] = SHAPES) -> Gradients:
     """Of one replica: the same direction at all, with heavy tails, and its own noise."""
+    return copy_of(_gradients(replica, step, tuple(shapes.items())))
+
+
+@functools.cache
+def _gradients(replica: int, step: int, shapes: tuple[tuple[str, tuple[int, ...]], ...]) -> Gradients:
     made = {}
-    for place, (name, shape) in enumerate(shapes.items()):
+    for place, (name, shape) in enumerate(shapes):
         shared = student(*shape, seed=100 * place + step // 2)
         own = normal(*shape, seed=1000 + 100 * place + 10 * step + replica)
         made[name] = torch.zeros(shape) if name.startswith("silent") else shared + 0.3 * own
@@ -177,9 +183,11 @@ def average(
             assert replica not in part.each
             each = sum(array.nbytes for packet in addressed for array in packet.arrays.values())
             sent_bytes[replica] += (count - 1) * everyone + each
-            headers = part.wire_bytes(count, table) - (count - 1) * everyone - each
+            messages = [part.everyone] * (count - 1) + list(part.each.values())
+            headers = sum(wire_bytes(table.pack_round(packets)) for packets in messages if packets)
+            headers -= (count - 1) * everyone + each
             assert (headers > 0) == bool((count - 1) * len(part.everyone) + len(addressed))
-        received = exchange(sent)
+        received = [[{**part.everyone, **part.each.get(replica, {})} for part in sent] for replica in range(count)]
     raise AssertionError(f"more than {method.num_rounds(count)} rounds")
 
 

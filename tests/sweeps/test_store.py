@@ -84,6 +84,20 @@ def test_bucket_sync_uploads_and_deletes(bucket, buckets, machine):
     }
 
 
+def test_checkpoints_are_dropped_here_and_in_the_bucket(bucket, buckets, machine):
+    node, driver = Store(bucket), Store(bucket)
+    for name in ("run.parquet", "checkpoints/step-00000002/manifest.json", "checkpoints/step-00000004/manifest.json"):
+        (node.local / RUN / name).parent.mkdir(parents=True, exist_ok=True)
+        (node.local / RUN / name).write_bytes(b"file")
+    node.send(RUN)
+    assert len(buckets.content(bucket)) >= 3
+    for _ in range(2):  # the second time there are none
+        driver.drop_checkpoints(RUN)
+        held = [key for key in buckets.content(bucket) if not key.endswith("/")]
+        assert held == [f"sweeps/small/{RUN}/run.parquet"]
+        assert not (node.local / RUN / "checkpoints").exists()
+
+
 def test_a_run_of_an_earlier_study_with_this_uri_does_not_count(bucket, machine):
     stale = Store(bucket).local / RUN
     stale.mkdir(parents=True)

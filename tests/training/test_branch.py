@@ -6,7 +6,7 @@ import pytest
 import torch
 from branches import same_steps
 from configurations import SMALL
-from pipelines import RUNS, SUBSPACE, TIED, third
+from pipelines import RUNS, SUBSPACE, TIED, fifth
 from runs import same_records
 from torch import nn
 
@@ -29,7 +29,7 @@ def parent(tmp_path_factory):
     return train(make_config(values), engine="inline", out=tmp_path_factory.mktemp("parent") / "run")
 
 
-@pytest.mark.parametrize("name", third(2))
+@pytest.mark.parametrize("name", fifth(4))
 def test_branch_with_parent_settings_equals_parent(small, tmp_path, name):
     """Memories of links and replicas, signals of adaptive methods, delayed weights and the learning rate all go on."""
     settings = {"clock": "100mbps", "profile": "T4", **RUNS[name], "evaluate_every_steps": 2}
@@ -44,7 +44,7 @@ def test_branch_with_parent_settings_equals_parent(small, tmp_path, name):
     same_steps(branch, begun)
 
 
-@pytest.mark.parametrize("name", ["feedback", "replicas-gravac"])
+@pytest.mark.parametrize("name", [pytest.param("feedback", marks=pytest.mark.slow), "replicas-gravac"])
 def test_branch_is_equal_on_both_engines(small, tmp_path, ray, name):
     settings = {**RUNS[name], "clock": "100mbps", "profile": "T4", "cpus_per_stage": 0.1}
     begun = train(small(**settings, checkpoint_at_steps=[AT]), engine="inline", out=tmp_path / "parent")

@@ -6,9 +6,11 @@ import signal
 import time
 
 import pytest
+from configurations import SMALL
 from runs import same_records
 
 from raysim.cli.exits import end_on_sigterm
+from raysim.config import make_config
 from raysim.engine.connection import signals_after
 from raysim.records import Run
 from raysim.signals import SIGNALS
@@ -78,17 +80,30 @@ MOMENTS = {
 }
 
 
-@pytest.mark.parametrize("number", SIGNALS)
-@pytest.mark.parametrize("moment", MOMENTS)
-def test_a_signal_ends_a_run_in_order_and_it_resumes_to_the_same_bits(small, tmp_path, number, moment):
-    config = small(steps=6, checkpoint_every_steps=2, evaluate_every_steps=4, forward="EF21(TopK(0.3))")
+LONG = {**SMALL, "steps": 6, "checkpoint_every_steps": 2, "evaluate_every_steps": 4, "forward": "EF21(TopK(0.3))"}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return train(make_config(LONG), engine="inline", out=tmp_path_factory.mktemp("whole") / "run")
+
+
+@pytest.mark.parametrize(
+    ("number", "moment"),
+    [
+        *((signal.SIGTERM, moment) for moment in MOMENTS),
+        *((each, "step") for each in SIGNALS if each != signal.SIGTERM),
+    ],
+)
+def test_a_signal_ends_a_run_in_order_and_it_resumes_to_the_same_bits(tmp_path, whole, number, moment):
+    config = make_config(LONG)
     arrange, kept = MOMENTS[moment]
     folder = tmp_path / "run"
     assert interrupted(config, folder, number, (arrange, once())) == 128 + number
     assert Run(folder).status == "interrupted"
     assert [found.step for found in checkpoints(folder / "checkpoints")][-1:] == kept
     resumed = train(config, engine="inline", out=folder, resume=True)
-    same_records(resumed, train(config, engine="inline", out=tmp_path / "whole"))
+    same_records(resumed, whole)
 
 
 def test_step_longer_than_grace_period_is_dropped(small, tmp_path):

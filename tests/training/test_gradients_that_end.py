@@ -64,11 +64,19 @@ def warning(folder, kind, at, *options, stages=2):
     return train("digits-cnn", *model, *cut, out=folder, engine="inline").row["warning"]
 
 
-@pytest.mark.parametrize("stages", [1, 2, 4])
 @pytest.mark.parametrize(
-    "options", [[], ["recompute=true"], ["schedule=ZBH1"], ["num_replicas=2"], ["schedule=GPipe"]], ids=str
+    ("kind", "count", "stages", "options"),
+    [
+        ("detach", 4, 1, []),
+        ("detach", 4, 2, ["recompute=true"]),
+        ("detach", 4, 4, ["schedule=ZBH1"]),
+        ("no_grad", 6, 2, []),
+        ("no_grad", 6, 4, ["num_replicas=2"]),
+        ("no_grad", 6, 1, ["recompute=true"]),
+        ("data", 4, 4, []),
+        ("data", 4, 2, ["schedule=GPipe"]),
+    ],
 )
-@pytest.mark.parametrize(("kind", "count"), [("detach", 4), ("no_grad", 6), ("data", 4)])
 def test_run_reports_parameters_without_gradient(tmp_path, kind, count, options, stages):
     said = warning(tmp_path / "run", kind, 3, *options, stages=stages)
     assert said.startswith(

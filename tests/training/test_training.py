@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import killed
 import numpy as np
@@ -21,7 +22,7 @@ from raysim import Run, load_weights, train
 from raysim.cli.train import show_run
 from raysim.codecs import TopK
 from raysim.compressors import ErrorFeedback
-from raysim.config import ConfigError
+from raysim.config import ConfigError, make_config
 from raysim.schedules.actions import rows_to_csv
 from raysim.schedules.families import GPipe, OneFOneB
 from raysim.training.checkpoint import checkpoints
@@ -210,36 +211,47 @@ def test_estimated_batchnorm_is_that_of_the_mode(small, tmp_path, mode):
     assert frame["estimated", "on"] != frame["estimated", "off"]
 
 
+@pytest.fixture(scope="module")
+def observed(tmp_path_factory):
+    """Return a function that trains with some values, each once, and returns what is seen of the run."""
+    known: dict[str, dict[str, Any]] = {}
+
+    def of(values):
+        key = json.dumps(values, sort_keys=True)
+        if key not in known:
+            known[key] = observe(make_config({**SMALL, **values}), tmp_path_factory.mktemp("field") / "run")
+        return known[key]
+
+    return of
+
+
+def observe(config, folder):
+    training = Training(config, engine="inline", out=folder)
+    list(training.events())
+    run, plan = Run(training.folder), training.plan
+    records = (
+        [len(getattr(run, table)) for table in ("steps", "evals", "links", "actions")],
+        run.decisions["throughput"].dropna().tolist(),
+        run.actions["step"].tolist(),
+        run.row["name"],
+        run.evals["predictions"].tolist(),
+        run.evals.columns.tolist(),
+        checkpoints(run.folder / "checkpoints")[0].step,  # type: ignore[arg-type]
+        sorted(path.name for path in run.folder.iterdir()),  # type: ignore[union-attr]
+    )
+    cost = (run.links[["boundary", "packets", "wire_bytes"]].values.tolist(), plan.memories, plan.rows)
+    return {"loss": run.steps["loss"].tolist(), "cost": cost, "records": records}
+
+
 @pytest.mark.parametrize(
     "field", [field for field, change in FIELD_CHANGES.items() if change.changes in ("loss", "cost", "records")]
 )
-def test_every_field_changes_the_run(small, tmp_path, field):
+def test_every_field_changes_the_run(observed, field):
     """A setting that did nothing would be a lie in `run.parquet`."""
     change = FIELD_CHANGES[field]
     base = {"profile_every_steps": 2, **change.base}
-    losses, costs, records = [], [], []
-    for name, values in (("a", base), ("b", {**base, **change.values})):
-        training = Training(small(**values), engine="inline", out=tmp_path / name)
-        list(training.events())
-        run, plan = Run(training.folder), training.plan
-        losses.append(run.steps["loss"].tolist())
-        costs.append((run.links[["boundary", "packets", "wire_bytes"]].values.tolist(), plan.memories, plan.rows))
-        counts = [len(getattr(run, table)) for table in ("steps", "evals", "links", "actions")]
-        throughput = run.decisions["throughput"].dropna().tolist()
-        records.append(
-            (
-                counts,
-                throughput,
-                run.actions["step"].tolist(),
-                run.row["name"],
-                run.evals["predictions"].tolist(),
-                run.evals.columns.tolist(),
-                checkpoints(run.folder / "checkpoints")[0].step,  # type: ignore[arg-type]
-                sorted(path.name for path in run.folder.iterdir()),  # type: ignore[union-attr]
-            )
-        )
-    seen = {"loss": losses, "cost": costs, "records": records}[change.changes]
-    assert seen[0] != seen[1]
+    one, other = observed(base), observed({**base, **change.values})
+    assert one[change.changes] != other[change.changes]
 
 
 def killed_driver(arguments, after_step, folder):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from engines import staged_gradients
-from hf_variants import CAUSAL, FAMILIES, PADDED, PICTURES, TEXT
+from hf_variants import CAUSAL, EACH_KIND, FAMILIES, PADDED, PICTURES, TEXT
 from tokenizers import Tokenizer, models
 from torch import nn
 
@@ -98,7 +98,7 @@ def test_chained_layers_equal_model_bit_for_bit(family):
         assert torch.equal(gradient, expected[name]), name
 
 
-LAYOUTS = [(2, "1F1B"), (3, "ZBH1"), (4, "1F1B"), (4, "ZBH1")]
+LAYOUTS = [(2, "1F1B"), (3, "ZBH1"), (4, "ZBH1"), (4, "1F1B")]  # of which each family takes every other
 
 
 def run_of(config, **changes):
@@ -118,7 +118,7 @@ def engine_of(run, shape):
     return engine
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH_KIND)
 def test_stages_in_a_pipeline_give_the_loss_and_the_gradients_of_the_model(family):
     """Bit for bit, but for rounding where sums have another order: in the gradients of tied weights, and in ConvNeXt, whose
     activations are strided in the uncut model and contiguous when they arrive.
@@ -138,7 +138,7 @@ def test_stages_in_a_pipeline_give_the_loss_and_the_gradients_of_the_model(famil
         loss.backward(torch.tensor(0.25))  # of four microbatches
     names = original_names(chain(model, shape.padding), model)
     tied = {*model.all_tied_weights_keys, *model.all_tied_weights_keys.values()}
-    for num_stages, schedule in LAYOUTS:
+    for num_stages, schedule in LAYOUTS[[*FAMILIES].index(family) % 2 :: 2]:
         engine = engine_of(run_of(config, num_stages=num_stages, schedule=schedule), shape)
         reports, step = [], engine.step
         engine.step = lambda *arguments, step=step, reports=reports: reports.extend(step(*arguments))

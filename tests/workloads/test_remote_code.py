@@ -68,8 +68,10 @@ def test_extra_code_of_known_models_is_ignored(own):
     assert not marker.exists()
 
 
-@pytest.mark.parametrize("engine", ["inline", "ray"])
-def test_trusted_code_is_run_and_recorded(ray, own, small, tmp_path, engine):
+@pytest.mark.parametrize("engine", ["inline", pytest.param("ray", marks=pytest.mark.slow)])
+def test_trusted_code_is_run_and_recorded(request, own, small, tmp_path, engine):
+    if engine == "ray":
+        request.getfixturevalue("ray")
     folder, marker = own
     model = {"name": "hf", "path": str(folder), "trust_remote_code": True}
     data = {"name": "topics", "length": 12, "train_samples": 64, "test_samples": 16}
