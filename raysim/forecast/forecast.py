@@ -18,13 +18,13 @@ from raysim.forecast.compute import EFFICIENCY, cuts_backward, datasheet_profile
 from raysim.forecast.link_costs import LinkCost, link_costs, packets_profile
 from raysim.forecast.replica_costs import ReplicaCost, endings_of, replica_costs, tied_costs
 from raysim.forecast.structure import data_of, structure_of
-from raysim.forecast.timings import TimedStep
 from raysim.network.costs import Expected, FleetCosts, expected_step
 from raysim.network.memory import StageMemory
 from raysim.network.presets import CODEC_PASSES, DEVICES
 from raysim.network.prices import averaging_words, bounds_with_model_error, mean_bounds
 from raysim.network.profile import Profile
 from raysim.network.simulate import Mixture
+from raysim.network.timed_step import TimedStep
 from raysim.network.timeline import Timeline
 from raysim.network.topology import FREE, Network, Placement
 from raysim.network.transport import Transport, calibrated_transport

@@ -11,10 +11,10 @@ import numpy as np
 
 from raysim.config import ConfigError
 from raysim.forecast.compute import datasheet_profile, recorded_profile
-from raysim.forecast.timings import TimedStep
 from raysim.network.collectives import as_transfers, whole_bytes
 from raysim.network.presets import DEVICES, parse_network
 from raysim.network.profile import Profile
+from raysim.network.timed_step import TimedStep
 from raysim.network.transport import parse_transport
 from raysim.pipeline.plan import Plan
 from raysim.pipeline.reports import StepReport, link_name
