@@ -20,9 +20,10 @@ from notation_entries import ENTRIES, INTRODUCTION, PAGES, Entry
 from raysim.codecs import CODECS, Codec
 from raysim.compressors import COMPRESSORS, Compressor, parse
 from raysim.notation import Notation
+from raysim.pipeline.groups import average_together
 from raysim.plugins import contrib, import_object
 from raysim.replication import METHODS, parse_replica_method
-from raysim.replication.method import ReplicaContext, ReplicaMethod, average_together
+from raysim.replication.method import ReplicaContext, ReplicaMethod
 from raysim.schedules import SCHEDULES, parse_schedule
 from raysim.schedules.weights import POLICIES, WeightPolicy, parse_weights
 

@@ -17,8 +17,8 @@ WIDTHS = (8, 6, 4, 3, 2)
 
 def main(
     runs: Annotated[Path, typer.Option(help="A new folder for the runs.")] = Path("results/four_bits"),
-    picture: Annotated[Path, typer.Option(help="The figure that is written.")] = Path("four_bits.png"),
-    recipe: Annotated[str, typer.Option(help="Your own recipe, to ask about your own model.")] = "digits-cnn",
+    picture: Annotated[Path, typer.Option(help="File of the figure.")] = Path("four_bits.png"),
+    recipe: Annotated[str, typer.Option(help="A recipe of yours.")] = "digits-cnn",
     steps: int = 300,
     seeds: int = 5,
 ) -> None:

@@ -1,7 +1,7 @@
 """What do I gain from local steps?
 
-Compares replicas that average their gradients in every step, in full or compressed, with replicas that take 15 steps by
-themselves before they exchange what they have learned (DiLoCo), and with PowerGossip, which lets replicas differ.
+Compares replicas that average their gradients in every step, in full or compressed, with replicas that take 15 local steps
+between two exchanges of their parameters (DiLoCo), and with PowerGossip, which lets replicas differ.
 """
 
 from pathlib import Path
@@ -25,7 +25,7 @@ METHODS = (
 
 def main(
     runs: Annotated[Path, typer.Option(help="A new folder for the runs.")] = Path("results/local_steps"),
-    picture: Annotated[Path, typer.Option(help="The figure that is written.")] = Path("local_steps.png"),
+    picture: Annotated[Path, typer.Option(help="File of the figure.")] = Path("local_steps.png"),
     steps: int = 300,
     seeds: int = 3,
 ) -> None:

@@ -60,7 +60,7 @@ class Logarithm(Codec):
 
 def main(
     runs: Annotated[Path, typer.Option(help="A new folder for the runs.")] = Path("results/my_codec"),
-    picture: Annotated[Path, typer.Option(help="The figure that is written.")] = Path("my_codec.png"),
+    picture: Annotated[Path, typer.Option(help="File of the figure.")] = Path("my_codec.png"),
     steps: int = 300,
 ) -> None:
     """Compare accuracy and fidelity of the codec with `Quantize` at equal bits."""

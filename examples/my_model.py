@@ -1,4 +1,4 @@
-"""My own model: how does it fare when its links are compressed?
+"""How much accuracy do compressed links cost my own model?
 
 The model is a function in this file that returns an `nn.Sequential`; raysim finds it by its import path and cuts it.
 """
@@ -42,7 +42,7 @@ def build(width: int = 16) -> nn.Sequential:
 
 def main(
     runs: Annotated[Path, typer.Option(help="A new folder for the runs.")] = Path("results/my_model"),
-    picture: Annotated[Path, typer.Option(help="The figure that is written.")] = Path("my_model.png"),
+    picture: Annotated[Path, typer.Option(help="File of the figure.")] = Path("my_model.png"),
     steps: int = 300,
 ) -> None:
     """Train the model dense and compressed, and draw both learning curves."""

@@ -28,7 +28,7 @@ def train(runs: Path, steps: int, seeds: int) -> None:
 
 def main(
     runs: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("results/paper_figure"),
-    picture: Annotated[Path, typer.Option(help="The figure that is written.")] = Path("paper_figure.png"),
+    picture: Annotated[Path, typer.Option(help="File of the figure.")] = Path("paper_figure.png"),
     steps: int = 300,
     seeds: int = 3,
 ) -> None:

@@ -34,7 +34,7 @@ def train(runs: Path, steps: int, seeds: int) -> None:
 
 def main(
     runs: Annotated[Path, typer.Option(help="Folder of the runs.")] = Path("results/slow_link"),
-    picture: Annotated[Path, typer.Option(help="The figure that is written.")] = Path("slow_link.png"),
+    picture: Annotated[Path, typer.Option(help="File of the figure.")] = Path("slow_link.png"),
     steps: int = 300,
     seeds: int = 5,
 ) -> None:

@@ -21,8 +21,9 @@ from raysim.codecs.message import CodecTable, Entry
 from raysim.compressors import Compressor, Context
 from raysim.compressors import parse as parse_compressor
 from raysim.notation import parse_notation
+from raysim.pipeline.groups import average_together
 from raysim.replication import parse_replica_method
-from raysim.replication.method import ReplicaContext, ReplicaMethod, average_together
+from raysim.replication.method import ReplicaContext, ReplicaMethod
 from raysim.schedules.actions import check_rows
 from raysim.schedules.families import Schedule, parse_schedule
 

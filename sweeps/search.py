@@ -185,8 +185,8 @@ class RaceSearch(LedgerSearch):
 
     def on_trial_complete(self, trial_id: str, result: Mapping[str, Any] | None = None, error: bool = False) -> None:
         super().on_trial_complete(trial_id, result, error)
-        part = self._parts.pop(trial_id)
-        if part.share == 1.0 and "outcome" in (result or {}):
+        part, outcome = self._parts.pop(trial_id), (result or {}).get("outcome")
+        if part.share == 1.0 and outcome is not None and outcome.status == "finished":
             self._drop_checkpoints(part.trial, [part.seed])
         if not self._rows and not self._queue and not self.stopping:
             self._end_round()

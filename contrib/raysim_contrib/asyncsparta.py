@@ -12,7 +12,15 @@ from raysim.codecs.codec import check_finite, count_work
 from raysim.codecs.draws import uniform
 from raysim.notation import check_integer, check_real
 from raysim.on_demand import torch
-from raysim.replication.method import Averaged, Gradients, Memory, ReplicaContext, ReplicaMethod, Rounds, sum_flat
+from raysim.replication.method import (
+    Averaged,
+    Gradients,
+    Memory,
+    ReplicaContext,
+    ReplicaMethod,
+    Rounds,
+    sum_over_members,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -110,7 +118,9 @@ class AsyncSPARTA(ReplicaMethod):
         values = torch.cat([x.reshape(-1)[drawn[name]] for name, x in gradients.items()])
         check_finite(values)
         count_work(2 * values.nbytes)
-        total = yield from sum_flat("share of parameters", values, context.replica, context.num_replicas)
+        members = context.replica, context.num_replicas
+        total = yield from sum_over_members("share of parameters", values, *members, values.device)
+        assert total is not None
         moved = {**memory, f"own {exchange}": values, f"mean {exchange}": total / context.num_replicas}
         arrived = exchange - self.delay
         if f"own {arrived}" not in moved:  # the first average is still on its way

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
 from raysim.codecs import Codec, Identity, TopK
-from raysim.codecs.codec import check_codec
+from raysim.codecs.codec import check_is_codec
 from raysim.codecs.message import Entry
 from raysim.compressors.memory import ErrorFeedback
 from raysim.notation import check_integer, check_real
@@ -45,7 +45,7 @@ class DeCoSGD(Layered):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_codec("values", self.values)
+        check_is_codec("values", self.values)
         self._coerce(
             density=check_real("density", self.density, 0, 1, open_low=True),
             delay=check_integer("delay", self.delay, 0, 1000),

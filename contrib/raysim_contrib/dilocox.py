@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from raysim.codecs import Codec, Quantize, derive_key
-from raysim.codecs.codec import cast_saturating, check_codec, check_finite, count_work
+from raysim.codecs.codec import cast_saturating, check_finite, check_is_codec, count_work
 from raysim.codecs.lowrank import check_rank
 from raysim.codecs.message import Entry
 from raysim.notation import check_integer
@@ -54,7 +54,7 @@ class DiLoCoX(LocalSteps):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_codec("values", self.values)
+        check_is_codec("values", self.values)
         self._coerce(
             momentum=check_momentum("momentum", self.momentum),
             rank=None if self.rank is None else check_integer("rank", self.rank, 1),

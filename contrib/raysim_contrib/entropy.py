@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from raysim.codecs import transfers
-from raysim.codecs.codec import Codec, Key, Packet, check_codec, nest, nested_names
+from raysim.codecs.codec import Codec, Key, Packet, check_is_codec, nest, nested_names
 from raysim.notation import check_integer
 from raysim.on_demand import torch
 
@@ -44,7 +44,7 @@ class Entropy(Codec):
     level: int = 1
 
     def __post_init__(self) -> None:
-        check_codec("codec", self.codec)
+        check_is_codec("codec", self.codec)
         if isinstance(self.codec, Entropy):
             raise ValueError(f"`codec` must be one that is not compressed yet, but got {self.codec!r}.")
         if find_spec("zstandard") is None:

@@ -9,10 +9,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from raysim.codecs import derive_key
+from raysim.compressors import Plain
 from raysim.notation import check_real
 from raysim.replication.differences import Differences
 from raysim.replication.layers import remembered
 from raysim.replication.method import Averaged, Gradients, Memory, ReplicaContext, Rounds, mean_dense
+from raysim_contrib.residual_vq import ResidualVQ
 
 _MANY = 1 << 30  # values assumed for every tensor, so that all replicas and stages flip the same coin
 
@@ -74,7 +76,7 @@ class MARINA(Differences):
         if any(boundary.several for boundary in plan.boundaries):
             raise ValueError(f"`replica_gradient` cannot be {self!r} if several tensors cross a boundary.")
         for compressor in plan.methods:
-            if not compressor.any_shape:
+            if not isinstance(compressor, (Plain, ResidualVQ)):  # whose messages may change their shape
                 raise ValueError(
                     f"`forward` and `backward` must be codecs without a memory with {self!r}, which doubles messages between "
                     f"stages in some steps, but got {compressor!r}."

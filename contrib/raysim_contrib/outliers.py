@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 
 from raysim.codecs import Cast
-from raysim.codecs.codec import Codec, Key, Packet, check_codec, check_finite, nest, nested_names
+from raysim.codecs.codec import Codec, Key, Packet, check_finite, check_is_codec, nest, nested_names
 from raysim.codecs.groups import channel_axis
 from raysim.codecs.positions import (
     INDEX_ARRAYS,
@@ -50,8 +50,8 @@ class Outliers(Codec):
 
     def __post_init__(self) -> None:
         self._coerce(density=check_real("density", self.density, 0, 1, open_low=True))
-        check_codec("codec", self.codec)
-        check_codec("kept", self.kept)
+        check_is_codec("codec", self.codec)
+        check_is_codec("kept", self.kept)
 
     def _split(self, shape: tuple[int, ...]) -> tuple[int, int, int]:
         """Return the axis of channels, the number of channels, and the number sent by `kept`."""

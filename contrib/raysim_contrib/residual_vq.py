@@ -57,7 +57,6 @@ class ResidualVQ(Compressor):
 
     variants: ClassVar[tuple[str, ...]] = ("ResidualVQ(8, rounds=2, dim=4)",)
     two_ended: ClassVar[bool] = True
-    any_shape: ClassVar[bool] = True
 
     bits: int = 8
     rounds: int = 2

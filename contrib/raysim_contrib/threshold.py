@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from raysim.codecs import Codec, Identity
-from raysim.codecs.codec import Key, check_codec, check_finite
+from raysim.codecs.codec import Key, check_finite, check_is_codec
 from raysim.codecs.positions import select_at_least, select_with_values
 from raysim.codecs.threshold import Counted
 from raysim.notation import check_real
@@ -33,7 +33,7 @@ class Threshold(Counted):
 
     def __post_init__(self) -> None:
         self._coerce(threshold=check_real("threshold", self.threshold, 0, 3e38, open_low=True))
-        check_codec("values", self.values)
+        check_is_codec("values", self.values)
 
     def _encode(self, x: torch.Tensor, key: Key | None) -> dict[str, np.ndarray]:
         check_finite(x)

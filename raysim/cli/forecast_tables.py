@@ -33,9 +33,9 @@ from raysim.workloads.partition import cut_lines
 if TYPE_CHECKING:
     from raysim.forecast.forecast import Forecast
     from raysim.forecast.link_costs import LinkCost
-    from raysim.forecast.timings import TimedStep
     from raysim.network.profile import Profile
     from raysim.network.sharding import Sharded
+    from raysim.network.timed_step import TimedStep
 
 
 def show_forecast(plan: Forecast, figures: Mapping[str, Any]) -> None:

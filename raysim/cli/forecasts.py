@@ -33,7 +33,7 @@ from raysim.units import format_bytes, format_seconds, plural
 if TYPE_CHECKING:
     from raysim.forecast.forecast import Forecast
     from raysim.forecast.place import Placed
-    from raysim.forecast.timings import TimedStep
+    from raysim.network.timed_step import TimedStep
     from raysim.network.topology import Network, Placement
 
 Priced = Annotated[
@@ -83,7 +83,7 @@ def simulate(
     """
     networks, fleet = list(dict.fromkeys(parse_networks(network, window))), parse_costs(costs)
     from raysim.cli.forecast_tables import forecast_figures, show_forecast, show_timed, timed_figures
-    from raysim.forecast.timings import TimedStep
+    from raysim.network.timed_step import TimedStep
     from raysim.network.timeline_views import trace_events
 
     step = _predicted(
@@ -188,7 +188,7 @@ def place(
     """
     networks = parse_networks(network)
     from raysim.forecast.place import place as search
-    from raysim.forecast.timings import TimedStep
+    from raysim.network.timed_step import TimedStep
 
     step = _predicted(recipe, overrides or [], transport, averaging, device=device)
     if not isinstance(step, TimedStep):

@@ -273,7 +273,7 @@ class Codec(Notation, ABC):
         """Decode a packet of this codec; see `Packet.decode`."""
 
 
-def check_codec(field: str, value: object) -> None:
+def check_is_codec(field: str, value: object) -> None:
     """Raise ValueError with the field and the value if `value` is not a codec."""
     if not isinstance(value, Codec):
         raise ValueError(f"`{field}` must be a codec, but got {value!r}.")

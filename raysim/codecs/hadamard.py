@@ -15,7 +15,7 @@ from raysim.codecs.codec import (
     Packet,
     cast_float64,
     cast_saturating,
-    check_codec,
+    check_is_codec,
     nest,
     nested_names,
 )
@@ -67,7 +67,7 @@ class Hadamard(Codec):
     tile: int = 32
 
     def __post_init__(self) -> None:
-        check_codec("codec", self.codec)
+        check_is_codec("codec", self.codec)
         self._coerce(tile=check_tile(self.tile))
 
     def _turned(self, shape: tuple[int, ...]) -> tuple[int, ...]:

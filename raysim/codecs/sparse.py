@@ -15,8 +15,8 @@ from raysim.codecs.codec import (
     Packet,
     Support,
     cast_saturating,
-    check_codec,
     check_finite,
+    check_is_codec,
     count_work,
     dtype_name,
     integer_bytes,
@@ -56,7 +56,7 @@ class ByRow(Codec):
     def __post_init__(self) -> None:
         self._coerce(density=check_real("density", self.density, 0, 1, open_low=True))
         check_choice("per", self.per, ["sample", "tensor"])
-        check_codec("values", self.values)
+        check_is_codec("values", self.values)
 
     @property
     def kept_share(self) -> float:

@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from raysim.codecs.codec import Codec, Key, Packet, check_codec, check_finite, integer_bytes, nest, nested_names
+from raysim.codecs.codec import Codec, Key, Packet, check_finite, check_is_codec, integer_bytes, nest, nested_names
 from raysim.codecs.draws import bits64
 from raysim.codecs.floats import Identity
 from raysim.codecs.groups import total
@@ -67,7 +67,7 @@ class Nonzero(Counted):
     values: Codec = Identity()  # noqa: RUF009  a frozen codec
 
     def __post_init__(self) -> None:
-        check_codec("values", self.values)
+        check_is_codec("values", self.values)
 
     def _encode(self, x: torch.Tensor, key: Key | None) -> dict[str, np.ndarray]:
         positions, kept = select_at_least(x.contiguous().view(-1), 0.0)  # NaN is non-zero: `values` detects it
@@ -96,7 +96,7 @@ class EstimatedTopK(Counted):
     def __post_init__(self) -> None:
         self._coerce(density=check_real("density", self.density, 0, 1, open_low=True))
         check_choice("policy", self.policy, ["sampled", "bisect", "gaussian", "exponential"])
-        check_codec("values", self.values)
+        check_is_codec("values", self.values)
 
     @property
     def random(self) -> bool:

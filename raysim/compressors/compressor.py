@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 from raysim.codecs import Codec, Packet
-from raysim.codecs.codec import DTYPES, Support, check_codec, check_finite
+from raysim.codecs.codec import DTYPES, Support, check_finite, check_is_codec
 from raysim.codecs.message import CodecTable, Entry
 from raysim.notation import Notation
 from raysim.on_demand import torch
@@ -84,7 +84,6 @@ class Compressor(Notation, ABC):
     message_varies: ClassVar[bool] = False  # whether it also sends packets of codecs other than `codec`
     commits_at: ClassVar[str] = "send"  # or "step": changes are published when the step ends
     carries_support: ClassVar[bool] = False  # whether all packets are `codec`'s own, with the tensor's positions
-    any_shape: ClassVar[bool] = False  # whether message shapes may change from step to step
     evaluation_modes: ClassVar[tuple[str, ...]] = ("on",)  # supported modes, see `evaluation`
     warmup_epochs: ClassVar[int] = 0  # epochs at the start with different packets
 
@@ -189,12 +188,11 @@ class Plain(Compressor):
     """
 
     carries_support: ClassVar[bool] = True
-    any_shape: ClassVar[bool] = True
 
     codec: Codec
 
     def __post_init__(self) -> None:
-        check_codec("codec", self.codec)
+        check_is_codec("codec", self.codec)
 
     def __repr__(self) -> str:
         return repr(self.codec)

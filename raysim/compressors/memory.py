@@ -10,7 +10,7 @@ import numpy as np
 
 from raysim.codecs import Cast, Codec, Identity, Nonzero, Packet, TopK
 from raysim.codecs.bits import pack_bits
-from raysim.codecs.codec import DTYPES, check_codec, dtype_name, nest, nested_names, to_bytes
+from raysim.codecs.codec import DTYPES, check_is_codec, dtype_name, nest, nested_names, to_bytes
 from raysim.codecs.draws import uniform
 from raysim.codecs.message import Entry
 from raysim.codecs.positions import select_topk
@@ -38,7 +38,7 @@ class Residual(Compressor):
 
     def __post_init__(self) -> None:
         check_choice("key", self.key, KEYS)
-        check_codec("codec", self.codec)
+        check_is_codec("codec", self.codec)
         self.codec.check_feedback()
 
     def remedy(self, direction: str) -> str:
@@ -212,7 +212,7 @@ class AQSGD(Compressor):
         self._coerce(warmup=check_integer("warmup", self.warmup, 0))
         if self.capacity is not None:
             self._coerce(capacity=check_integer("capacity", self.capacity, 1))
-        check_codec("codec", self.codec)
+        check_is_codec("codec", self.codec)
 
     @property
     def message_varies(self) -> bool:  # type: ignore[override]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -77,7 +78,7 @@ class RunConfig(RunFields):
             ends = of_replica(self.forward, replica), of_replica(self.backward, replica)
             if repr(ends) not in known:
                 known[repr(ends)] = [
-                    pairs_of(*ends, i, tensors and tensors[i], shared_indices=self.shared_indices)
+                    pairs_of(*ends, i, tensors[i] if tensors else None, shared_indices=self.shared_indices)
                     for i in range(self.stages - 1)
                 ]
             of_replicas.append(known[repr(ends)])
@@ -87,6 +88,34 @@ class RunConfig(RunFields):
         """Return the replica method of each stage."""
         methods = self.replica_gradient
         return list(methods) if isinstance(methods, tuple) else [methods] * self.stages
+
+    def takes_part(self, method: ReplicaMethod) -> bool:
+        """Return whether a method does anything with this number of replicas."""
+        return self.num_replicas > 1 or method.works_alone
+
+    @property
+    def exchange_period(self) -> int:
+        """The period of the exchanges of all stages, in steps."""
+        return math.lcm(*(method.period for method in filter(self.takes_part, self.replica_methods())))
+
+    @property
+    def exchange_interval(self) -> float:
+        """The mean number of steps between two exchanges of replicas."""
+        methods, period = [*filter(self.takes_part, self.replica_methods())], self.exchange_period
+        count = sum(any(method.part(step) is not None for method in methods) for step in range(period))
+        return period / max(count, 1)
+
+    @property
+    def exchange_delay(self) -> int:
+        """The number of steps that the exchanges of all stages may lag before a step waits for them.
+
+        If no forward reads the newest weights, later steps run while an update waits for its exchange.
+        """
+        methods = [*filter(self.takes_part, self.replica_methods())]
+        if not methods:
+            return 0
+        unread = 0 if self.weights.updates_each_microbatch else min(map(min, self.weight_delays()))
+        return unread + min(method.steps_under_way for method in methods)
 
     def flat(self) -> dict[str, Any]:
         """Return every key in written form (`optimizer.momentum`), with its value."""

@@ -18,18 +18,17 @@ from raysim.forecast.compute import EFFICIENCY, cuts_backward, datasheet_profile
 from raysim.forecast.link_costs import LinkCost, link_costs, packets_profile
 from raysim.forecast.replica_costs import ReplicaCost, endings_of, replica_costs, tied_costs
 from raysim.forecast.structure import data_of, structure_of
-from raysim.forecast.timings import TimedStep
 from raysim.network.costs import Expected, FleetCosts, expected_step
 from raysim.network.memory import StageMemory
 from raysim.network.presets import CODEC_PASSES, DEVICES
 from raysim.network.prices import averaging_words, bounds_with_model_error, mean_bounds
 from raysim.network.profile import Profile
 from raysim.network.simulate import Mixture
+from raysim.network.timed_step import TimedStep
 from raysim.network.timeline import Timeline
 from raysim.network.topology import FREE, Network, Placement
 from raysim.network.transport import Transport, calibrated_transport
 from raysim.notation import check_choice, check_real
-from raysim.pipeline.groups import exchange_delay, exchange_interval
 from raysim.pipeline.plan import TiedShapes, averaged_shapes, tied_owners, tied_shapes
 from raysim.pipeline.prepare import check_names, task_of
 from raysim.pipeline.stage_memory import stage_memories
@@ -132,13 +131,13 @@ class Forecast:
     def ending_s(self, network: Network, ending: int, *, first: bool = False) -> float:
         """Return the seconds of a step with one of `endings`; later steps may hide part of its exchange."""
         step = self.timed(first=first, ending=ending)
-        interval = exchange_interval(self.config)
+        interval = self.config.exchange_interval
         return replace(step, averaging_delay=self.exchange_delay, interval=interval).step_s(network)
 
     def expected(self, costs: FleetCosts, network: Network) -> Expected:
         """Return a mean step with the churn and money of `costs`."""
         kinds = [(share, self.simulate(network, ending=i)) for i, (share, _) in enumerate(self.endings)]
-        period = exchange_interval(self.config) if self.config.num_replicas > 1 else 1.0
+        period = self.config.exchange_interval if self.config.num_replicas > 1 else 1.0
         return expected_step(costs, self.step_s(network), kinds, period=period)
 
     def run_s(self, network: Network) -> float:
@@ -254,7 +253,7 @@ def _forecast(
         links=links,
         averages=tuple(averages),
         endings=endings,
-        exchange_delay=exchange_delay(config),
+        exchange_delay=config.exchange_delay,
         cut_choices=parts.cut_choices,
         flops_forward=parts.flops_forward,
         tied=tied_shapes(parts),

@@ -19,7 +19,6 @@ from raysim.network.collectives import EXCHANGES
 from raysim.network.presets import DEVICES
 from raysim.network.prices import without_exchange
 from raysim.network.topology import FREE, Network
-from raysim.pipeline.groups import exchange_delay
 
 FASTEST = max(DEVICES, key=lambda name: DEVICES[name].peak_flops)
 """A device faster than any other, of which a measured speed is a share."""
@@ -110,7 +109,7 @@ def _summed(dense: Forecast, config: RunConfig) -> Forecast:
 
 def recoded(dense: Forecast, config: RunConfig, links: Sequence[LinkCost], averages: Sequence[ReplicaCost]) -> Forecast:
     """Return a dense forecast with the messages of another setting; without `averages` its replicas average as before."""
-    changes: dict[str, Any] = {"config": config, "links": tuple(links), "exchange_delay": exchange_delay(config)}
+    changes: dict[str, Any] = {"config": config, "links": tuple(links), "exchange_delay": config.exchange_delay}
     if averages:
         sums = dense.endings[0][1].transfers
         tied = sums[sums["direction"] == EXCHANGES[1]]

@@ -14,11 +14,11 @@ from raysim.forecast.packets import exchange_of, link_messages, sum_exchanges
 from raysim.forecast.replica_costs import tied_transfers
 from raysim.forecast.shapes import ModelShape, StageCost
 from raysim.forecast.structure import RecipeModel
-from raysim.forecast.timings import TimedStep
 from raysim.network.collectives import Transfers
 from raysim.network.costs import Expected, FleetCosts, expected_step
 from raysim.network.profile import Profile
 from raysim.network.sharding import Sharded, Units
+from raysim.network.timed_step import TimedStep
 from raysim.network.topology import Network
 from raysim.network.transport import DDP, Averaging, Transport
 from raysim.notation import InputError

@@ -13,8 +13,8 @@ from itertools import combinations, permutations
 
 import numpy as np
 
-from raysim.forecast.timings import TimedStep
 from raysim.network.rounds import Ints, equal_hosts
+from raysim.network.timed_step import TimedStep
 from raysim.network.topology import Network, Placement
 from raysim.notation import InputError
 

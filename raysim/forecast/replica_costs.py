@@ -26,7 +26,6 @@ from raysim.pipeline.groups import (
     Group,
     GroupAccount,
     chunk_bytes,
-    exchange_period,
     exchange_together,
     ring_bytes,
 )
@@ -186,7 +185,7 @@ def _averaged(
 def endings_of(config: RunConfig, averages: Sequence[ReplicaCost], tied: Transfers) -> Mixture:
     """Return the ends of a step in a period, most bytes first, as costs of nothing else; all include the `tied` transfers."""
     methods = config.replica_methods()
-    period = exchange_period(config)
+    period = config.exchange_period
     counts = Counter(tuple(method.part(step) for method in methods) for step in range(period))
     endings = []
     for parts, count in counts.items():

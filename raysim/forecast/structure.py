@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from raysim.forecast.evidence import CONVOLUTIONAL, ELSEWHERE, RECURRENT, SCRATC
 from raysim.forecast.shapes import StageCost, Unit
 from raysim.forecast.timings import read_toml_or_json
 from raysim.notation import InputError, check_integer
-from raysim.pipeline.plan import tied_sizes
+from raysim.pipeline.plan import tied_shapes
 from raysim.pipeline.prepare import task_of
 from raysim.workloads.data import DATASETS, load_data
 from raysim.workloads.models import MODELS, bind_model, build_model, make_structure
@@ -108,7 +109,8 @@ class RecipeModel:
 
     def tied_sizes(self, num_stages: int) -> tuple[tuple[tuple[int, ...], int], ...]:
         """Return the stages of each tied parameter, and its number of values."""
-        return tied_sizes(_parts(self.config, num_stages, 1))
+        shapes = tied_shapes(_parts(self.config, num_stages, 1))
+        return tuple((stages, math.prod(shape)) for stages, shape in shapes)
 
     def stages(self, num_stages: int, samples: int) -> list[StageCost]:
         """Return the costs of a microbatch at each of `num_stages` stages, cut as in a run; raises InputError."""

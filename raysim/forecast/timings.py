@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,17 +25,12 @@ from raysim.config import ConfigError, apply_override
 from raysim.config.fields import Natural, Positive, Strict
 from raysim.config.reading import first_error
 from raysim.limits import process_memory
-from raysim.network.costs import Expected, FleetCosts, expected_step
-from raysim.network.prices import after_pipelines, overlapped_steps
 from raysim.network.profile import FORMAT, Profile
 from raysim.network.sharding import Sharded, Units, parse_sharding
-from raysim.network.simulate import simulate, step_seconds
-from raysim.network.timeline import Timeline
-from raysim.network.topology import Network, Placement
-from raysim.network.transport import Transport
+from raysim.network.timed_step import TimedStep
 from raysim.notation import InputError, check_integer
 from raysim.schedules import Schedule, parse_schedule
-from raysim.schedules.arrays import ActionTable, make_table
+from raysim.schedules.arrays import make_table
 from raysim.schedules.weights import parse_weights
 from raysim.storage.files import is_file, read_text
 from raysim.storage.texts import parse_json, parse_toml
@@ -48,92 +42,6 @@ KEYS = ("schedule", "num_microbatches", "num_replicas", "weight_share", "weights
 """Overrides accepted with a file of `Profile.save`."""
 ACTION_BYTES = 210
 """Memory of a simulated action: 83 to 88 bytes measured with one stage a worker, 210 with several."""
-
-
-@dataclass(frozen=True, eq=False)
-class TimedStep:
-    """A step of known costs, ready to be simulated on any network."""
-
-    profile: Profile
-    schedule: Schedule
-    num_microbatches: int
-    num_replicas: int
-    sharded: Sharded | None = None
-    """The units of sharded replicas."""
-    averaging_delay: int = 0
-    """Steps by which an average may lag before a step waits for it."""
-    interval: float = 1.0
-    """Steps from one average to the next."""
-    placement: Placement | None = None
-    """The host of every worker; by default see `raysim.network.simulate.simulate`."""
-
-    @property
-    def num_workers(self) -> int:
-        """Workers of all replicas."""
-        return self.num_replicas * len(self.schedule.rows(self.profile.num_stages, self.num_microbatches))
-
-    @property
-    def samples(self) -> int:
-        """Samples of a step over all replicas; 0 if not known."""
-        return self.profile.microbatch_samples * self.num_microbatches * self.num_replicas
-
-    def over(self, transport: Transport) -> TimedStep:
-        """Return the step with messages over a transport, whose host overheads are added to the step's own."""
-        costs: dict[str, Any] = transport.host.overheads(self.num_workers)
-        whole = {name: getattr(self.profile, name) + seconds for name, seconds in costs.items()}
-        return replace(self, profile=replace(self.profile, transport=transport, **whole))
-
-    def simulate(self, network: Network) -> Timeline:
-        """Return the timeline of the step; raises InputError if it does not fit the network."""
-        try:
-            (profile,) = self.profiles([network])
-            if self.averaging_delay:
-                profile = after_pipelines(profile)
-            timeline = simulate(self.schedule, profile, network, **self._counts)
-        except ValueError as error:
-            raise InputError(str(error)) from None
-        hides = self.averaging_delay and timeline.collectives
-        return timeline.under_next_step(self.step_s(network)) if hides else timeline
-
-    def step_s(self, network: Network) -> float:
-        """Return the seconds of the step, without its timeline; raises InputError if it does not fit the network."""
-        waiting = partial(step_seconds, self.schedule, **self._counts)
-        try:
-            profiles = self.profiles([network])
-            return float(overlapped_steps(waiting, profiles, [network], self.averaging_delay, self.interval)[0, 0])
-        except ValueError as error:
-            raise InputError(str(error)) from None
-
-    @property
-    def _counts(self) -> dict[str, Any]:
-        names = ("num_microbatches", "num_replicas", "placement")
-        return {name: getattr(self, name) for name in names}
-
-    def expected(self, costs: FleetCosts, network: Network) -> Expected:
-        """Return the step with the churn and money of `costs`; raises InputError if it does not fit the network."""
-        timeline = self.simulate(network)
-        return expected_step(costs, timeline.step_s, [(1.0, timeline)], sharded_bytes=self.sharded_bytes(network))
-
-    def sharded_bytes(self, network: Network) -> float:
-        """Return the bytes of parameters and gradients that leave hosts, or the sites of a network, in a step."""
-        if self.sharded is None:
-            return 0.0
-        _, places = self._table_and_hosts(network)
-        if network.host_sites is not None:
-            places = np.array([network.sites.index(site) for site in network.host_sites])[places]
-        return self.sharded.crossing_bytes(places, self.num_microbatches)
-
-    def profiles(self, networks: Sequence[Network]) -> list[Profile]:
-        """Return the costs on each network, with sharded replicas' gathers and scatters in the actions."""
-        if self.sharded is None:
-            return [self.profile] * len(networks)
-        return self.sharded.profiles(self.profile, *self._table_and_hosts(networks[0]), networks)
-
-    def _table_and_hosts(self, network: Network) -> tuple[ActionTable, NDArray[np.int64]]:
-        """Return the rows of the step, and the host of each (replica, stage)."""
-        table = make_table(self.schedule, self.profile.num_stages, self.num_microbatches)
-        placement = self.placement or Placement.spread(self.num_replicas * table.num_workers, network.num_hosts)
-        return table, placement.by_replica(table.num_workers)[:, table.owner]
 
 
 def _checked_by(parse: Callable[[str], object]) -> AfterValidator:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from raysim.codecs import NonFiniteError, warm
 from raysim.pipeline.errors import DivergedError, blamed
-from raysim.pipeline.groups import TIED_TABLE, Group, GroupAccount, MemberRounds, takes_part
+from raysim.pipeline.groups import TIED_TABLE, Group, GroupAccount, MemberRounds, average_together
 from raysim.pipeline.local_stages import LocalStages
 from raysim.pipeline.messages import OutgoingMessage, Parts, Receive, Send, Turns
 from raysim.pipeline.plan import Plan, averaged_shapes
@@ -24,7 +24,6 @@ from raysim.replication.method import (
     ReplicaContext,
     ReplicaMethod,
     agreed,
-    average_together,
     sum_over_members,
 )
 
@@ -224,7 +223,7 @@ def warm_run(plan: Plan) -> None:
     """Compile the kernels of a run's codecs and replica methods, or load them from disk."""
     if plan.compresses:
         warm({method.codec for method in plan.methods})
-    methods = [method for method in plan.replica_methods if takes_part(method, plan.num_replicas)]
+    methods = filter(plan.config.takes_part, plan.replica_methods)
     for method in dict.fromkeys([*methods, plan.config.tied_gradient]):
         if method.compresses:
             _rehearse(method)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
@@ -14,10 +13,19 @@ from raysim.codecs import Identity, Packet
 from raysim.codecs.codec import work_bytes
 from raysim.codecs.message import CodecTable, Message, wire_bytes
 from raysim.compressors import Decision
-from raysim.config import RunConfig
 from raysim.network.collectives import EXCHANGES, Transfer
 from raysim.pipeline.messages import Parts
-from raysim.replication.method import Packets, ReplicaMethod, RoundDriver, RoundPackets, Rounds
+from raysim.replication.method import (
+    Averaged,
+    Gradients,
+    Memory,
+    Packets,
+    ReplicaContext,
+    ReplicaMethod,
+    RoundDriver,
+    RoundPackets,
+    Rounds,
+)
 
 _CONTROL_VALUES = 64  # upper bound of the numbers that replicas agree on, such as gains
 TIED_TABLE = CodecTable(names=["sum"])
@@ -77,39 +85,6 @@ def chunk_bytes(name: str, num_values: int, num_members: int, table: CodecTable)
         packet = Packet(Identity(), {"values": values}, (size,), "float32")
         sent.append(float(wire_bytes(table.pack_round({name: packet}))))
     return sent
-
-
-def takes_part(method: ReplicaMethod, num_replicas: int) -> bool:
-    """Return whether a method does anything with this number of replicas."""
-    return num_replicas > 1 or method.works_alone
-
-
-def exchange_period(config: RunConfig) -> int:
-    """Return the period of the exchanges of all stages, in steps."""
-    return math.lcm(*(method.period for method in _taking_part(config)))
-
-
-def exchange_interval(config: RunConfig) -> float:
-    """Return the mean number of steps between two exchanges of replicas."""
-    methods, period = _taking_part(config), exchange_period(config)
-    count = sum(any(method.part(step) is not None for method in methods) for step in range(period))
-    return period / max(count, 1)
-
-
-def exchange_delay(config: RunConfig) -> int:
-    """Return how many steps the exchanges of all stages may lag before a step waits for them.
-
-    If no forward reads the newest weights, later steps run while an update waits for its exchange.
-    """
-    methods = _taking_part(config)
-    if not methods:
-        return 0
-    unread = 0 if config.weights.updates_each_microbatch else min(map(min, config.weight_delays()))
-    return unread + min(method.steps_under_way for method in methods)
-
-
-def _taking_part(config: RunConfig) -> list[ReplicaMethod]:
-    return [method for method in config.replica_methods() if takes_part(method, config.num_replicas)]
 
 
 class MemberRounds:
@@ -214,3 +189,20 @@ def exchange_together(
         ]
         sent = [exchange.advance(parts) for exchange, parts in zip(exchanges, received, strict=True)]
     return exchanges
+
+
+def average_together(
+    method: ReplicaMethod,
+    gradients: Sequence[Gradients],
+    memories: Sequence[Memory],
+    contexts: Sequence[ReplicaContext],
+) -> tuple[list[Averaged], list[int]]:
+    """Average in one process; return each replica's result and sent bytes."""
+    rounds = [method.average(*each) for each in zip(gradients, memories, contexts, strict=True)]
+    group = Group(tuple((replica, 0) for replica in range(len(rounds))))
+    count = sum(gradient.numel() for gradient in gradients[0].values())
+    exchanges = exchange_together(group, rounds, method.table(gradients[0]), num_values=count)
+    assert all(each.over for each in exchanges), "all replicas must take equally many rounds"
+    stated, taken = method.num_rounds(len(rounds)), exchanges[0].account.num_rounds
+    assert taken <= stated, f"{method!r} took {taken} rounds, more than the {stated} that it states"
+    return [each.result for each in exchanges], [each.account.wire_bytes for each in exchanges]

@@ -16,7 +16,7 @@ from raysim.config import RunConfig
 from raysim.config.boundaries import Pairs
 from raysim.config.run_fields import AVERAGED
 from raysim.network.memory import StageMemory
-from raysim.pipeline.groups import Group, exchange_delay, exchange_period, takes_part
+from raysim.pipeline.groups import Group
 from raysim.pipeline.optimizer import learning_rate
 from raysim.records import WARMUP_STEPS
 from raysim.replication.method import ReplicaMethod
@@ -151,7 +151,7 @@ class Plan:
     @property
     def decentralized(self) -> bool:
         """True if replicas have different parameters, or train different parameters from the evaluated ones."""
-        return any(method.decentralized for method in self.replica_methods if takes_part(method, self.num_replicas))
+        return any(method.decentralized for method in self.replica_methods if self.config.takes_part(method))
 
     @cached_property
     def weight_delays(self) -> Delays:
@@ -171,7 +171,7 @@ class Plan:
             [
                 Group(tuple((r, stage) for r in replicas), method.num_rounds(self.num_replicas))
                 for stage, method in enumerate(self.replica_methods)
-                if method.after_update is after_update and takes_part(method, self.num_replicas)
+                if method.after_update is after_update and self.config.takes_part(method)
             ]
             for after_update in (False, True)
         )
@@ -183,16 +183,6 @@ class Plan:
             for members in [tuple((r, stage) for r in together for stage, _ in owners)]
         ]
         return [averages, sums, exchanges]
-
-    @cached_property
-    def exchange_period(self) -> int:
-        """The period of the replicas' exchanges, in steps; 1 if all steps are alike."""
-        return exchange_period(self.config)
-
-    @property
-    def exchange_delay(self) -> int:
-        """The number of steps that an exchange may lag before a step waits for it."""
-        return exchange_delay(self.config)
 
     def rounds_in(self, step: int, group: Group) -> int:
         """Return the maximum rounds of a group in a step, 0 if its method exchanges nothing."""
@@ -285,7 +275,7 @@ class Plan:
 
     def keeps_transfers(self, step: int) -> bool:
         """Return whether a step's transfers between workers are recorded; always if replicas exchange only in some steps."""
-        return self.profiles(step) or self.exchange_period > 1
+        return self.profiles(step) or self.config.exchange_period > 1
 
     def measures(self, step: int) -> bool:
         """Return whether a step's fidelity is measured; this takes time, so profiled steps are avoided if possible."""
@@ -307,11 +297,6 @@ def tied_shapes(parts: Partition) -> TiedShapes:
         (tuple(stage for stage, _ in owners), tuple(parts.stages[owners[0][0]].get_parameter(owners[0][1]).shape))
         for owners in tied_owners(parts)
     )
-
-
-def tied_sizes(parts: Partition) -> tuple[tuple[tuple[int, ...], int], ...]:
-    """Return the stages of each tied parameter, and its number of values."""
-    return tuple((stages, math.prod(shape)) for stages, shape in tied_shapes(parts))
 
 
 def averaged_shapes(stage: int, module: nn.Module, config: RunConfig, tied: TiedOwners) -> dict[str, tuple[int, ...]]:

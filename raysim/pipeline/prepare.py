@@ -11,7 +11,6 @@ from torch import nn
 from raysim.codecs.codec import DTYPES
 from raysim.config import ConfigError, RunConfig
 from raysim.config.boundaries import OTHERS, entries
-from raysim.pipeline.groups import takes_part
 from raysim.pipeline.optimizer import find_elementwise
 from raysim.pipeline.plan import FROM_SCRATCH, Origin, Plan, averaged_shapes, tied_owners
 from raysim.pipeline.stage import Constrained
@@ -219,7 +218,7 @@ def _check_muon(plan: Plan, parts: Partition) -> None:
 
 def _check_groups(plan: Plan, parts: Partition) -> None:
     """Raise ConfigError if gradients cannot be averaged as configured."""
-    if not any(takes_part(method, plan.num_replicas) for method in plan.replica_methods):
+    if not any(plan.config.takes_part(method) for method in plan.replica_methods):
         return
     if plan.config.fused_embedding and not plan.tied:
         raise ConfigError("`fused_embedding` needs parameters that are tied between stages, and this model has none.")
@@ -306,7 +305,7 @@ def _check_constraints(plan: Plan, parts: Partition) -> None:
     for stage, (method, module) in enumerate(zip(plan.replica_methods, parts.stages, strict=True)):
         if not any(isinstance(part, Constrained) for part in module.modules()):
             continue
-        if takes_part(method, plan.num_replicas) and (method.after_update or method.decentralized):
+        if plan.config.takes_part(method) and (method.after_update or method.decentralized):
             raise ConfigError(
                 f"`replica_gradient` cannot be {method!r} at stage {stage}, whose weights are constrained after each update: "
                 "exchanged parameters would violate the constraint."

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from raysim.codecs.codec import DTYPES
 from raysim.config import RunConfig
 from raysim.pipeline.device import set_up
-from raysim.pipeline.groups import takes_part
 from raysim.pipeline.optimizer import Together, directions, make_optimizer
 from raysim.pipeline.reports import Unreached
 from raysim.pipeline.state import under
@@ -313,5 +312,5 @@ class Stage:
 
 def stage_class(config: RunConfig) -> type[Stage]:
     """Return the class of a run's stages: `Stage`, or that of a replica method."""
-    methods = (method for method in config.replica_methods() if takes_part(method, config.num_replicas))
+    methods = filter(config.takes_part, config.replica_methods())
     return next(filter(None, (method.stage_class() for method in methods)), Stage)

@@ -12,7 +12,6 @@ from raysim.config import ConfigError, RunConfig
 from raysim.config.boundaries import Pairs
 from raysim.network.memory import Needs, StageMemory, check_memory, packets_in_flight, worst_moment
 from raysim.pipeline.device import DeviceFacts
-from raysim.pipeline.groups import takes_part
 from raysim.pipeline.optimizer import find_elementwise, slot_values
 from raysim.pipeline.plan import averaged_shapes, tied_owners
 from raysim.pipeline.stage import stage_class
@@ -117,7 +116,7 @@ def _method_memories(config: RunConfig, parts: Partition, num_samples: int) -> t
     residuals, references = ([each[i] for each in most] for i in (0, 1))
     tied = tied_owners(parts)
     for stage, (averaging, module) in enumerate(zip(config.replica_methods(), parts.stages, strict=True)):
-        if takes_part(averaging, config.num_replicas):
+        if config.takes_part(averaging):
             residuals[stage] += averaging.memory_bytes(averaged_shapes(stage, module, config, tied))
     for owners in tied:
         for stage, name in owners:

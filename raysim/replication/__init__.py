@@ -13,7 +13,7 @@ from raysim.replication.gathered import Gathered, TwoShot, as_method
 from raysim.replication.gravac import ReplicaGraVAC
 from raysim.replication.local import DiLoCo
 from raysim.replication.low_rank import PowerGossip, PowerSGD
-from raysim.replication.method import Averaged, ReplicaContext, ReplicaMethod, RoundPackets, average_together
+from raysim.replication.method import Averaged, ReplicaContext, ReplicaMethod, RoundPackets
 from raysim.replication.sparsified import DGC, RedSync
 
 METHODS: dict[str, type[ReplicaMethod]] = {
@@ -56,6 +56,5 @@ __all__ = [
     "ReplicaContext",
     "ReplicaMethod",
     "RoundPackets",
-    "average_together",
     "parse_replica_method",
 ]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
 from raysim.codecs import Codec, Identity, RandomK
-from raysim.codecs.codec import check_codec
+from raysim.codecs.codec import check_is_codec
 from raysim.codecs.message import Entry
 from raysim.compressors.compressor import Decision
 from raysim.notation import check_choice, check_integer, check_real
@@ -94,7 +94,7 @@ class ReplicaGraVAC(Layered):
         check_choice("gain", self.gain, _GAINS)
         if self.ewma_alpha is not None:
             self._coerce(ewma_alpha=check_real("ewma_alpha", self.ewma_alpha, 0, 1, open_low=True))
-        check_codec("values", self.values)
+        check_is_codec("values", self.values)
         if self.select == RANDOM and self.values != Identity():
             raise ValueError(
                 f"`values` must be Identity with `select='random'`, whose values are summed, but got {self.values!r}."

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from raysim.codecs import Codec, Identity, derive_key
-from raysim.codecs.codec import check_codec, nest, to_tensor
+from raysim.codecs.codec import check_is_codec, nest, to_tensor
 from raysim.codecs.message import Entry
 from raysim.notation import check_choice, check_integer
 from raysim.on_demand import torch
@@ -106,7 +106,7 @@ class Coded(Layered):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_codec("codec", self.codec)
+        check_is_codec("codec", self.codec)
 
     def entries(self) -> tuple[Entry, ...]:
         return (Entry.of(self.codec),)

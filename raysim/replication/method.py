@@ -3,8 +3,7 @@
 A method is a generator: in each round it yields this replica's packets and receives those of the other replicas; at the
 end it returns the average and its new memory. So a method of several rounds reads from top to bottom, and memory
 changes only after the last round. `RoundDriver` advances the generator of one replica. Its callers transfer the
-packets: between workers (`raysim.pipeline`), over a process group (`raysim.distributed`), or within one process
-(`average_together`).
+packets: between workers or within one process (`raysim.pipeline`), or over a process group (`raysim.distributed`).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 from raysim.codecs import Identity, Packet
-from raysim.codecs.message import CodecTable, Entry, wire_bytes
+from raysim.codecs.message import CodecTable, Entry
 from raysim.compressors.compressor import Decision
 from raysim.notation import Notation
 from raysim.on_demand import torch
@@ -39,11 +38,6 @@ class RoundPackets(NamedTuple):
 
     everyone: Packets = MappingProxyType({})  # to every other replica
     each: Mapping[int, Packets] = MappingProxyType({})  # to one other replica, by index
-
-    def wire_bytes(self, num_replicas: int, table: CodecTable) -> int:
-        """Return the bytes sent by this replica; a message counts once for each receiver."""
-        sent = [(num_replicas - 1, self.everyone), *((1, packets) for packets in self.each.values())]
-        return sum(copies * wire_bytes(table.pack_round(packets)) for copies, packets in sent if packets)
 
 
 Received = Sequence[Packets]  # by replica: its packets to everyone and to this one; for this one, its own `everyone`
@@ -216,17 +210,11 @@ def sum_over_members(
     return torch.cat(sums) if sums else None
 
 
-def sum_flat(name: str, values: Tensor, me: int, count: int) -> Rounds[Tensor]:
-    """Return the sum of flat float32 `values` over `count` members; see `sum_over_members`."""
-    total = yield from sum_over_members(name, values, me, count, values.device)
-    assert total is not None
-    return total
-
-
 def sum_tensors(name: str, tensors: Gradients, context: ReplicaContext) -> Rounds[Gradients]:
     """Return the sums of float32 tensors over replicas, by a single all-reduce of this name."""
     flat = torch.cat([x.reshape(-1) for x in tensors.values()])
-    total = yield from sum_flat(name, flat, context.replica, context.num_replicas)
+    total = yield from sum_over_members(name, flat, context.replica, context.num_replicas, flat.device)
+    assert total is not None
     parts = torch.split(total, [x.numel() for x in tensors.values()])
     return {name: part.view_as(x) for (name, x), part in zip(tensors.items(), parts, strict=True)}
 
@@ -288,31 +276,3 @@ def run_together(*rounds: Rounds[Any]) -> Rounds[list[Any]]:
 def agreed(parameters: Gradients, memory: Memory) -> Gradients:
     """Return the parameters for evaluation: the last agreed ones, if the method stores them."""
     return {name: memory.get(f"{AGREED}/{name}", x) for name, x in parameters.items()}
-
-
-def exchange(sent: Sequence[RoundPackets]) -> list[Received]:
-    """Return the packets received by each replica in a round."""
-    return [[{**part.everyone, **part.each.get(replica, {})} for part in sent] for replica in range(len(sent))]
-
-
-def average_together(
-    method: ReplicaMethod,
-    gradients: Sequence[Gradients],
-    memories: Sequence[Memory],
-    contexts: Sequence[ReplicaContext],
-) -> tuple[list[Averaged], list[int]]:
-    """Average in one process; return each replica's result and sent bytes."""
-    count = len(gradients)
-    drivers = [RoundDriver(method.average(*each)) for each in zip(gradients, memories, contexts, strict=True)]
-    sent_bytes = [0] * count
-    table = method.table(gradients[0])
-    received: Sequence[Received | None] = [None] * count
-    for _ in range(method.num_rounds(count) + 1):
-        advanced = [driver.advance(packets) for driver, packets in zip(drivers, received, strict=True)]
-        sent = [part for part in advanced if part is not None]
-        if len(sent) < count:
-            assert not sent, "all replicas must take equally many rounds"
-            return [driver.result for driver in drivers], sent_bytes
-        sent_bytes = [total + part.wire_bytes(count, table) for total, part in zip(sent_bytes, sent, strict=True)]
-        received = exchange(sent)
-    raise AssertionError(f"{method!r} took more rounds than the {method.num_rounds(count)} that it states")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from raysim.codecs import Codec, EstimatedTopK, Identity, Mean, Nonzero, Packet, TopK
-from raysim.codecs.codec import check_codec, count_work, dtype_name, nest
+from raysim.codecs.codec import check_is_codec, count_work, dtype_name, nest
 from raysim.codecs.groups import total
 from raysim.codecs.message import Entry
 from raysim.codecs.positions import encode_positions, kept_of, select_with_values, smallest_form
@@ -111,7 +111,7 @@ class DGC(Layered):
         check_flag("masking", self.masking)
         check_flag("correction", self.correction)
         check_scope(self.scope)
-        check_codec("values", self.values)
+        check_is_codec("values", self.values)
 
     @property
     def keeps_momentum(self) -> bool:

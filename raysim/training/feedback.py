@@ -11,12 +11,11 @@ import numpy as np
 
 from raysim.config import ConfigError
 from raysim.forecast.compute import datasheet_profile, recorded_profile
-from raysim.forecast.timings import TimedStep
 from raysim.network.collectives import as_transfers, whole_bytes
 from raysim.network.presets import DEVICES, parse_network
 from raysim.network.profile import Profile
+from raysim.network.timed_step import TimedStep
 from raysim.network.transport import parse_transport
-from raysim.pipeline.groups import exchange_interval
 from raysim.pipeline.plan import Plan
 from raysim.pipeline.reports import StepReport, link_name
 from raysim.storage.files import is_file
@@ -59,8 +58,8 @@ class Clock:
             config.executed_schedule,
             config.num_microbatches,
             config.num_replicas,
-            averaging_delay=self.plan.exchange_delay,
-            interval=exchange_interval(config),
+            averaging_delay=config.exchange_delay,
+            interval=config.exchange_interval,
         ).step_s(network)
 
     def profile(self, reports: Sequence[StepReport]) -> Profile:

@@ -87,13 +87,15 @@ def plan_columns(workload: Workload, parent: str | None) -> dict[str, Any]:
     except InputError as error:
         raise ConfigError(str(error)) from None
     custom = isinstance(plan.config.schedule, Custom)  # its file may change, or not be copied along
-    names = ("first_step", "rate_steps", "model_seed", "memories_from", "exchange_period", "exchange_delay")
+    names = ("first_step", "rate_steps", "model_seed", "memories_from")
     return {
         "cuts": list(plan.cuts),
         "num_stages": plan.num_stages,
         "num_parameters": workload.num_parameters,
         "parent": parent,
         **{name: getattr(plan, name) for name in names},
+        "exchange_period": plan.config.exchange_period,
+        "exchange_delay": plan.config.exchange_delay,
         "averages_by_bucket": all(method.by_bucket for method in plan.replica_methods),
         "data_digest": digest_of(data),
         "measures": write_measures(plan.task.measures),

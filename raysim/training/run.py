@@ -88,7 +88,6 @@ class Training:
         self._parent: Parent | None = None if has_state else find_parent(config, begun)
         self._resumable: Resumable | None = None
         self._checkpoint: Checkpoint | None = None
-        self._breaks = False  # whether the last step shows that compression breaks trained weights
         self._reached = 0  # most steps done, over all restarts
         self._clock_zero: float | None = None  # when the workers were up
         self._signals = StepFeedback()  # of the last step
@@ -197,7 +196,6 @@ class Training:
                 self._row |= device_columns(self.engine)
             except ConfigError as error:  # no resources, GPU or cluster: nothing has been trained yet
                 raise _RefusedError(str(error)) from None
-        self._record_nodes()
         self.phases.enter("the first step")
         self._ending.check()
         if self._clock_zero is None:
@@ -205,35 +203,38 @@ class Training:
             self._row["start_s"] += self._clock_zero - self._began
             self._row["device_kind"] = self.engine.device_kind
 
+    def _warn(self, step: int, reason: str | None, **more: Any) -> Iterator[Event]:
+        """Yield the event of a warning, if there is a reason for one; the run's first is recorded."""
+        if reason is not None:
+            self._row["warning"] = self._row["warning"] or reason
+            yield Event("warning", {"step": step, "reason": reason, **more})
+
     def _warn_of_resume(self) -> Iterator[Event]:
         """Remove damaged checkpoints, and warn about them and about a different processor; the run continues."""
-        if self._resumable is None:
-            return
-        step = self._checkpoint.step if self._checkpoint else 0
-        for reason in (self._resumable.drop_damaged(), self._resumable.other_processor(self._row)):
-            if reason is not None:
-                self._row["warning"] = self._row["warning"] or reason
-                yield Event("warning", {"step": step, "reason": reason})
+        if self._resumable is not None:
+            step = self._checkpoint.step if self._checkpoint else 0
+            yield from self._warn(step, self._resumable.drop_damaged())
+            yield from self._warn(step, self._resumable.other_processor(self._row))
 
-    def _record_nodes(self) -> None:
-        """Record each worker's node and its speed, if there are several nodes."""
+    def _record_nodes(self) -> str | None:
+        """Record each worker's node and its speed, if there are several nodes; return a warning about slow ones."""
         if self.engine.call_bytes is not None:
             self._row["call_bytes"] = self.engine.call_bytes
         speeds = self.engine.node_speeds()
-        if speeds:
-            self._row |= {"nodes": [node for node, _ in speeds], "node_gflops": [speed for _, speed in speeds]}
-            slow = slow_node_warning(dict(speeds)) or slow_start_warning(self.engine.node_reaches())
-            self._row["warning"] = self._row["warning"] or slow
+        if not speeds:
+            return None
+        self._row |= {"nodes": [node for node, _ in speeds], "node_gflops": [speed for _, speed in speeds]}
+        return slow_node_warning(dict(speeds)) or slow_start_warning(self.engine.node_reaches())
 
     def _train(self) -> Iterator[Event]:
         """Train to the end, restarting lost workers as long as there is progress between losses."""
         lost, losses, farthest = False, 0, -1
         while True:
             try:
-                warned = self._row["warning"]
                 self._start(again=lost)
-                if self._row["warning"] != warned:
-                    yield Event("warning", {"step": self._reached, "reason": self._row["warning"]})
+                warning = self._record_nodes()
+                if self._row["warning"] is None:
+                    yield from self._warn(self._reached, warning)
                 yield from self._steps(self._restore())
                 return
             except Exception as error:
@@ -292,10 +293,17 @@ class Training:
         seconds = time.perf_counter() - before
         measured = sensitivities(reports) if step >= self.config.compress_from else {}
         self._signals = StepFeedback(self.clock.step_s(reports, seconds), measured)
-        warned = self._row["warning"] is not None
-        yield Event("step", self._record_step(step, reports, seconds))
-        if not warned and self._row["warning"] is not None:
-            yield Event("warning", {"step": step, "reason": self._row["warning"], "breaks": self._breaks})
+        row, links = self._record_step(step, reports, seconds)
+        chance, warning = self._row.get("chance_loss"), None
+        if self._row["warning"] is None:
+            warning = self._row["warning"] = (
+                gradient_warning(step, reports, self.workload.modules)
+                or loss_warning(self.plan, step, row["loss"], chance)
+                or fidelity_warning(self.plan, step, links)
+                or self._stage_seconds.warning()
+            )
+        yield Event("step", row)
+        yield from self._warn(step, warning, breaks=breaks(self.plan, step, row["loss"], chance, links))
 
     def _keep(self, step: int) -> None:
         """Write the records to disk, then the checkpoint at the start of `step`."""
@@ -328,8 +336,10 @@ class Training:
         self._reached = max(self._reached, step)
         return step
 
-    def _record_step(self, step: int, reports: Sequence[StepReport], seconds: float) -> Mapping[str, Any]:
-        """Record the rows of a step, and return its row of `steps`."""
+    def _record_step(
+        self, step: int, reports: Sequence[StepReport], seconds: float
+    ) -> tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]:
+        """Record the rows of a step; return its row of `steps`, and those of `links`."""
         assert self._clock_zero is not None
         shifts_s = [offset + self._clock_zero for offset in self._offsets_s]
         tables = rows_of_step(self.plan, step, reports, seconds, shifts_s)
@@ -338,16 +348,7 @@ class Training:
                 self.recorder.add(name, row)
         if "nodes" in self._row and self.engine.device_kind == "cpu":
             self._stage_seconds.add(self._row["nodes"], reports)
-        loss = tables["steps"][0]["loss"]
-        if self._row["warning"] is None:
-            self._row["warning"] = (
-                gradient_warning(step, reports, self.workload.modules)
-                or loss_warning(self.plan, step, loss, self._row.get("chance_loss"))
-                or fidelity_warning(self.plan, step, tables["links"])
-                or self._stage_seconds.warning()
-            )
-        self._breaks = breaks(self.plan, step, loss, self._row.get("chance_loss"), tables["links"])
-        return tables["steps"][0]
+        return tables["steps"][0], tables["links"]
 
     def _finish(self, *, compact: bool) -> None:
         """Complete the records: one file per table if the run is over, parts if it can be resumed."""

@@ -42,6 +42,10 @@ class Tracker(ABC):
     package: ClassVar[str]
     """The tool's package, which is imported by `start`."""
 
+    def __init__(self, folder: Path) -> None:
+        """`folder`: of the run's curves, if the tool writes them there."""
+        self._folder = folder
+
     @abstractmethod
     def start(self, config: Mapping[str, Any], identity: TrackedRun) -> None:
         """Begin a run with its configuration by key, or go on with the run of this identity."""
@@ -63,9 +67,6 @@ class TensorBoard(Tracker):
     """
 
     package = "tensorboardX"
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
 
     def start(self, config: Mapping[str, Any], identity: TrackedRun) -> None:
         from tensorboardX.event_file_writer import EventsWriter
@@ -189,13 +190,18 @@ class Trackio(Tracker):
             self._tool.finish()
 
 
-_TOOLS: Mapping[str, type[WandB | MLflow | Trackio]] = {"wandb": WandB, "mlflow": MLflow, "trackio": Trackio}
+_TOOLS: Mapping[str, type[Tracker]] = {
+    "tensorboard": TensorBoard,
+    "wandb": WandB,
+    "mlflow": MLflow,
+    "trackio": Trackio,
+}
 
 
 def check_trackers(names: Iterable[str]) -> None:
     """Raise ConfigError if the package of a tool in `report_to` is missing."""
     for name in names:
-        package = TensorBoard.package if name == "tensorboard" else _TOOLS[name].package
+        package = _TOOLS[name].package
         if find_spec(package) is None:
             extra = package if name == "tensorboard" else f"'raysim[{name}]'"
             raise ConfigError(
@@ -212,7 +218,7 @@ class Trackers:
 
     def __init__(self, names: Collection[str], folder: Path) -> None:
         check_trackers(names)
-        self._all = [TensorBoard(folder) if name == "tensorboard" else _TOOLS[name]() for name in names]
+        self._all = [_TOOLS[name](folder) for name in names]
         self._last = -1  # the last step with values: a restart repeats steps
         self._started = False
         self.warning: str | None = None

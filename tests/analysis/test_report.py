@@ -411,6 +411,7 @@ def test_each_job_has_a_section_and_no_job_is_compared_with_another(runs, tmp_pa
         shown = table(page, f"{key}-settings").on("100mbps")
         if settings is not None:
             assert set(shown["setting"]) == settings
+            assert "unknown" not in set(shown["pays below"])  # whatever other jobs stand beside it
         else:
             assert set(shown["speed-up"]) == {"unknown"}
             assert set(shown["quality"]) == {"not compared with dense"}

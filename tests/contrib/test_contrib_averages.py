@@ -24,9 +24,9 @@ from replica_variants import (
 
 from raysim.codecs import RandomK
 from raysim.codecs.positions import index_bytes, select_topk
+from raysim.pipeline.groups import average_together
 from raysim.replication import parse_replica_method
 from raysim.replication.blocks import from_blocks, to_blocks
-from raysim.replication.method import average_together
 
 STEPS = 8
 MATRIX = {"weight": (40, 60)}

@@ -1,6 +1,7 @@
 """Transformers models that were never made: every family, at any size, from its configuration alone."""
 
 import json
+import math
 import re
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from raysim.forecast.forecast import forecast
 from raysim.forecast.inputs import make_job
 from raysim.forecast.structure import RecipeModel
 from raysim.network.collectives import Transfers, transfers_from_columns
-from raysim.pipeline.plan import tied_sizes
+from raysim.pipeline.plan import tied_shapes
 from raysim.workloads.hf_model import hf, load_model
 from raysim.workloads.language_models import gpt2
 from raysim.workloads.models import build_model, make_structure
@@ -120,7 +121,9 @@ def test_a_tied_embedding_is_found_without_its_model(family: str) -> None:
         parts = partition(
             make_structure("hf", hf, {"shape": TEXT, "config": config}), TEXT, num_stages=num_stages, batch=2
         )
-        assert shape_of(config, 8).tied_sizes(num_stages) == tied_sizes(parts)
+        assert shape_of(config, 8).tied_sizes(num_stages) == tuple(
+            (at, math.prod(own)) for at, own in tied_shapes(parts)
+        )
 
 
 def across_workers(transfers: Transfers, owner: list[int]) -> list[tuple[Any, ...]]:

@@ -10,7 +10,8 @@ import pytest
 
 from raysim.forecast import place as search
 from raysim.forecast.place import place
-from raysim.forecast.timings import TimedStep, Timings
+from raysim.forecast.timings import Timings
+from raysim.network.timed_step import TimedStep
 from raysim.network.topology import Network, Placement
 from raysim.notation import InputError
 

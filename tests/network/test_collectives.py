@@ -33,9 +33,8 @@ from raysim.network.timeline import Timeline
 from raysim.network.timeline_views import wire_use
 from raysim.network.topology import SHARING, Network, Placement
 from raysim.network.transport import Averaging
-from raysim.pipeline.groups import Group, exchange_together
+from raysim.pipeline.groups import Group, average_together, exchange_together
 from raysim.replication import parse_replica_method
-from raysim.replication.method import average_together
 from raysim.schedules.families import GPipe, Interleaved1F1B, OneFOneB, Schedule
 
 LATENCY = 0.01

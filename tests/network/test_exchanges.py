@@ -23,7 +23,7 @@ from raysim.network.profile import Profile
 from raysim.network.rounds import Rounds, rounds_s
 from raysim.network.simulate import simulate, step_seconds
 from raysim.network.timeline_views import wire_use
-from raysim.network.topology import Network, Placement
+from raysim.network.topology import FREE, Network, Placement
 from raysim.network.transport import ALL_REDUCES, BARE, GLOO, NCCL, RAY, Averaging, Band, Transport, parse_averaging
 from raysim.schedules.families import ZBH1, GPipe, Interleaved1F1B, OneFOneB, Schedule
 
@@ -221,6 +221,13 @@ def test_buckets_start_within_last_backward_of_their_stage() -> None:
     for stage, one in enumerate(timeline.collectives):
         ready_s, last_s = np.nanmax(timeline.end_s[:, stage]), compute_s[:, stage, 1, -1].min()
         assert (one.start_s, one.end_s) == pytest.approx((ready_s - 3 / 4 * last_s, ready_s))
+
+
+def test_buckets_that_take_no_time_leave_the_critical_path_to_compute() -> None:
+    averaging = Averaging("ring", bucket_mib=1.0)
+    profile = Profile.uniform(2, 0.1, 0.2, gradient_bytes=np.full(2, 4e6), transport=replace(BARE, averaging=averaging))
+    timeline = simulate(OneFOneB(), profile, FREE, num_microbatches=4, num_replicas=2)
+    assert timeline.explain() == {"compute": pytest.approx(timeline.step_s)}
 
 
 def test_the_last_bucket_need_not_be_full() -> None:

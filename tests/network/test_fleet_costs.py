@@ -164,7 +164,7 @@ def test_egress_on_sites_counts_what_leaves_a_site(tmp_path):
         ("gpu_hour = -1", "`gpu_hour` must be"),
         ("gpu_hours = 1", "Did you mean `gpu_hour`?"),
         ("departure_hours = 0", "`departure_hours` must be"),
-        ("restart_s = 60", "only with `departure_hours`"),
+        ("restart_s = 60", "give `departure_hours`"),
         ("step_times = 'Normal(0.1)'", "`step_times` must look like Lognormal(0.1)"),
         ("step_times = 3", "`step_times` must look like Lognormal(0.1)"),
         ("step_times = 'Exponential(2)'", "`deviation` must be"),

@@ -93,7 +93,7 @@ ROOMS = {
     "raysim.training.trackers": ({"config", "training.events"}, {"tensorboardX", "wandb", "mlflow", "trackio"}),
     "raysim.nn": ({"codecs", "compressors", "pipeline", *LOW}, {"torch", "pandas"}),
     "raysim.distributed": ({"codecs", "compressors", "replication", "nn", "pipeline", *LOW}, {"torch", "pandas"}),
-    "raysim.testing": ({"codecs", "compressors", "replication", "schedules", "notation"}, {"torch"}),
+    "raysim.testing": ({"codecs", "compressors", "replication", "schedules", "pipeline", "notation"}, {"torch"}),
     "raysim.probing": (
         {"codecs", "compressors", "distributed", "nn", "pipeline", "records", "replication", "schedules", *LOW},
         {"torch"},

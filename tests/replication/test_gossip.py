@@ -9,8 +9,8 @@ from engines import start, weights
 from pipelines import REPLICAS
 from replica_variants import Team, context
 
+from raysim.pipeline.groups import average_together
 from raysim.replication.low_rank import PowerGossip, orthonormal_float32
-from raysim.replication.method import average_together
 from raysim.training.checkpoint import load_weights
 from raysim.training.train import train
 

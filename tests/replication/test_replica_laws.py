@@ -12,10 +12,10 @@ from raysim_contrib.terngrad import TernGrad
 from replica_variants import SHAPES, STEPS_PER_EPOCH, Team, average, context, dense_mean, gradients
 
 from raysim.codecs import QSGD, Mean, Quantize, RandomK, TopK
+from raysim.pipeline.groups import average_together
 from raysim.replication import parse_replica_method
 from raysim.replication.differences import ReplicaEF21
 from raysim.replication.low_rank import PowerSGD
-from raysim.replication.method import average_together
 from raysim.replication.sparsified import DGC, RedSync
 
 MATRIX = {"weight": (40, 60)}

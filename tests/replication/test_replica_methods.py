@@ -20,8 +20,8 @@ from replica_variants import (
     same_tensors,
 )
 
+from raysim.pipeline.groups import average_together
 from raysim.replication import METHODS, parse_replica_method
-from raysim.replication.method import average_together
 
 
 def test_every_method_has_a_variant() -> None:

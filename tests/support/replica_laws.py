@@ -21,8 +21,8 @@ from replica_variants import (
 )
 
 from raysim.codecs import NonFiniteError
+from raysim.pipeline.groups import average_together
 from raysim.replication import parse_replica_method
-from raysim.replication.method import average_together
 
 STEPS = 8
 

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from codec_variants import normal, student
 
-from raysim.codecs.message import CodecTable
+from raysim.codecs.message import CodecTable, wire_bytes
 from raysim.pipeline.state import pack_tensors, unpack_tensors
 from raysim.replication import parse_replica_method
 from raysim.replication.layers import WHOLE, unflatten
-from raysim.replication.method import Averaged, Gradients, Memory, ReplicaContext, ReplicaMethod, RoundPackets, exchange
+from raysim.replication.method import Averaged, Gradients, Memory, ReplicaContext, ReplicaMethod, RoundPackets
 
 SHAPES: dict[str, tuple[int, ...]] = {
     "first.weight": (24, 3, 5, 5),
@@ -183,9 +183,11 @@ def average(
             assert replica not in part.each
             each = sum(array.nbytes for packet in addressed for array in packet.arrays.values())
             sent_bytes[replica] += (count - 1) * everyone + each
-            headers = part.wire_bytes(count, table) - (count - 1) * everyone - each
+            messages = [part.everyone] * (count - 1) + list(part.each.values())
+            headers = sum(wire_bytes(table.pack_round(packets)) for packets in messages if packets)
+            headers -= (count - 1) * everyone + each
             assert (headers > 0) == bool((count - 1) * len(part.everyone) + len(addressed))
-        received = exchange(sent)
+        received = [[{**part.everyone, **part.each.get(replica, {})} for part in sent] for replica in range(count)]
     raise AssertionError(f"more than {method.num_rounds(count)} rounds")
 
 

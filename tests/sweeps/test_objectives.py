@@ -48,11 +48,8 @@ def test_every_objective_has_a_direction_and_a_figure(name: str) -> None:
     figure = figures([objective], [SimpleNamespace(row=row)], lambda transport: [(PricedRun(), None)])[objective.name]  # type: ignore[list-item]
     expected = {"wire_bytes": 1000, "step_s": 1.0, "time_to_target_s": 3.0}
     assert figure.value == expected.get(objective.kind, 0.25)
-    assert figures([objective], [SimpleNamespace(row={})], lambda transport: [(PricedRun(), None)])[
-        objective.name
-    ].value == (  # type: ignore[list-item]
-        expected[objective.kind] if objective.kind in PRICED else None
-    )
+    figure = figures([objective], [SimpleNamespace(row={})], lambda transport: [(PricedRun(), None)])[objective.name]  # type: ignore[list-item]
+    assert figure.value == (expected[objective.kind] if objective.kind in PRICED else None)
 
 
 @pytest.mark.parametrize("name", KNOWN)
