@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,24 +54,30 @@ class Need(NamedTuple):
     memory_bytes: int = 0
 
 
-def choose_engine(config: RunConfig, nodes: Sequence[Node], given: str = "auto") -> Need:
+def choose_engine(
+    config: RunConfig, nodes: Sequence[Node], stages_bytes: Callable[[], int], given: str = "auto"
+) -> Need:
     """Return the `given` engine, or for "auto" the one that suits the study's base, with the memory of its trials.
 
     Both engines give bit-identical results. One process per trial avoids calls and copies between processes, so it is chosen
-    unless stages use GPUs, or no node has enough memory for all stages together.
+    unless stages use GPUs, or no node has enough memory for all stages together. `stages_bytes` counts that, see `count_memory`.
     """
     other = Need("ray" if given == "auto" else given)
     gpus = config.gpus_per_stage or (config.device != "cpu" and any(node.get("GPU") for node in nodes))
-    if config.device == "cuda" or gpus:
+    if config.device == "cuda" or gpus or not stages_bytes():
         return other
+    inline = Need("inline", stages_bytes() + PROCESS_BYTES)
+    fits = any(node.get("memory", 0.0) >= inline.memory_bytes for node in nodes)
+    return inline if given == "inline" or (given == "auto" and fits) else Need("ray", stages_bytes())
+
+
+def count_memory(config: RunConfig) -> int:
+    """Return the bytes of all stages of a trial; 0 if this machine cannot build it, for instance without its data."""
     try:
         plan = prepare(config).plan
-    except ConfigError:  # for instance only the nodes have the data: the trials will report it
-        return other
-    stages_bytes = sum(plan.memories[stage].total_bytes for _, stage in plan.places)
-    inline = Need("inline", stages_bytes + PROCESS_BYTES)
-    fits = any(node.get("memory", 0.0) >= inline.memory_bytes for node in nodes)
-    return inline if given == "inline" or (given == "auto" and fits) else Need("ray", stages_bytes)
+    except ConfigError:  # the trials will report it
+        return 0
+    return sum(plan.memories[stage].total_bytes for _, stage in plan.places)
 
 
 def fit(
@@ -228,6 +234,7 @@ def allocate(study: Study, out: str, *, shared: bool, wait_s: float | None, chec
     growing_s = wait_s or study.config({}).timeout_s
     waiting = Waiting()
     seen: set[str] = set()
+    stages_bytes = cache(partial(count_memory, study.config({})))  # builds the model: once, not at each try
     with Demand() as demand:
         while True:
             check()
@@ -238,12 +245,12 @@ def allocate(study: Study, out: str, *, shared: bool, wait_s: float | None, chec
             elastic = shared and demand.growing
             limit_s = growing_s if elastic else (FREED_S if wait_s is None else wait_s)
             try:
-                allocation = _fit(study, shared=shared, elastic=elastic)
+                allocation = _fit(study, stages_bytes, shared=shared, elastic=elastic)
             except ConfigError as error:  # nodes of the cluster may still be starting
                 if waiting.seconds >= (growing_s if elastic else wait_s or 0.0):
                     raise ConfigError(f"{str(error).rstrip('.')}{demand.words}.") from None
                 lacks = str(error).rstrip(".")
-                if not elastic or demand.reached(_first_bundles(study), TRY_S):
+                if not elastic or demand.reached(_first_bundles(study, stages_bytes), TRY_S):
                     time.sleep(TRY_S)
             else:
                 bundles = allocation.share.bundles(study.config({}), allocation.engine)
@@ -255,22 +262,24 @@ def allocate(study: Study, out: str, *, shared: bool, wait_s: float | None, chec
             waiting.tell(partial(shortage, lacks, demand))
 
 
-def _fit(study: Study, *, shared: bool, elastic: bool) -> Allocation:
+def _fit(study: Study, stages_bytes: Callable[[], int], *, shared: bool, elastic: bool) -> Allocation:
     base = study.config({})
     nodes = [node for node in (total_resources() if shared else free_resources()).values() if node.get("CPU")]
-    engine, memory_bytes = need = choose_engine(base, nodes, study.engine)
+    engine, memory_bytes = need = choose_engine(base, nodes, stages_bytes, study.engine)
     stages = study.most_workers
     share = fit(base, nodes, stages, jobs=study.jobs, growing=shared, elastic=elastic, **need._asdict())
     processes = 1 if engine == "inline" else stages
     return Allocation(engine, share, processes, study.jobs, memory_bytes, shared=shared, elastic=elastic)
 
 
-def _first_bundles(study: Study) -> list[dict[str, float]]:
+def _first_bundles(study: Study, stages_bytes: Callable[[], int]) -> list[dict[str, float]]:
     """Return the bundles of one trial, so that an autoscaler starts large enough nodes."""
     base = study.config({})
     nodes = [node for node in total_resources().values() if node.get("CPU")] or [{"memory": math.inf}]
     gpus = base.gpus_per_stage if base.gpus_per_stage is not None else float(base.device == "cuda")
-    return Share(base.cpus_per_stage, gpus, 1).bundles(base, choose_engine(base, nodes, study.engine).engine)
+    return Share(base.cpus_per_stage, gpus, 1).bundles(
+        base, choose_engine(base, nodes, stages_bytes, study.engine).engine
+    )
 
 
 def _check_seen(out: str, by: Iterable[str]) -> None:
