@@ -68,14 +68,10 @@ def _share_words(done: Screen) -> list[str]:
     lines = []
     for network, shares in done.shares.items():
         step = format_seconds(done.dense.prices[network].step_s)
-        causes = ", ".join(f"{name} {share:.0%}" for name, share in shares.items() if share >= SEEN)
+        causes = " and ".join(f"{share:.0%} on {name}" for name, share in shares.items() if share >= SEEN)
         lines.append(
             f"On {network} the dense step takes {step}"
-            + (
-                f", of which {causes} would go if they sent nothing."
-                if causes
-                else ", and what it sends costs less than 1 %."
-            )
+            + (f"; sending nothing would save {causes}." if causes else "; what it sends costs less than 1 %.")
         )
     return lines
 
