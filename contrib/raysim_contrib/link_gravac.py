@@ -36,10 +36,10 @@ class LinkGraVAC(Compressor):
         epsilon: Least fidelity of a used codec; by default 0.7 forward and 0.9 backward.
         omega: Relative difference below which two fidelities, or two speeds, count as equal.
         window: Steps between two decisions.
-        policy: Factors of the ladder "topk", as in `ReplicaGraVAC`.
+        policy: Factors of the ladder "topk", as in `GraVAC`.
         ladder: Codecs from mild to strong: "topk" (per sample), "bits" (Quantize with 8 to 2 bits), "rank" (LowRank with rank 64 to
             4), or a list of codecs.
-        promote: As in `ReplicaGraVAC`.
+        promote: As in `GraVAC`.
         memory: Key of a residual, as in `ErrorFeedback`; by default no residual is kept.
         throughput: Speed of a level: "step", samples per second by the clock, or "link", dense bytes over wire bytes.
         probe_every: Both codecs are tried on every `probe_every`-th message of a step.

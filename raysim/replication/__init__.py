@@ -10,7 +10,7 @@ from raysim.replication.accordion import Accordion
 from raysim.replication.blocks import SparseLoCo
 from raysim.replication.differences import ReplicaEF21
 from raysim.replication.gathered import Gathered, TwoShot, as_method
-from raysim.replication.gravac import ReplicaGraVAC
+from raysim.replication.gravac import GraVAC
 from raysim.replication.local import DiLoCo
 from raysim.replication.low_rank import PowerGossip, PowerSGD
 from raysim.replication.method import Averaged, ReplicaContext, ReplicaMethod, RoundPackets
@@ -24,7 +24,7 @@ METHODS: dict[str, type[ReplicaMethod]] = {
         DiLoCo,
         ReplicaEF21,
         Gathered,
-        ReplicaGraVAC,
+        GraVAC,
         PowerGossip,
         PowerSGD,
         RedSync,

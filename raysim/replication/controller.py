@@ -46,7 +46,7 @@ def candidate_factors(cf_min: float, cf_max: float, policy: str) -> tuple[float,
 
 
 class Rules(NamedTuple):
-    """Settings of the controller; `ReplicaGraVAC` documents each."""
+    """Settings of the controller; `GraVAC` documents each."""
 
     epsilon: float
     omega: float

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from raysim.codecs import Codec, Identity, RandomK
 from raysim.codecs.codec import check_is_codec
@@ -34,7 +34,7 @@ _GAINS = ("fed", "raw", "folded")
 
 
 @dataclass(frozen=True, repr=False)
-class ReplicaGraVAC(Layered):
+class GraVAC(Layered):
     """Sends the stronger of two factors whose gain reaches `epsilon`, or dense if none does (Tyagi and Swany 2023, 2305.12201).
 
     The gain of a factor is ||C(g + e)||^2 / ||g + e||^2, a moving average over steps, averaged over replicas before the choice.
@@ -58,11 +58,9 @@ class ReplicaGraVAC(Layered):
             smaller of "raw" and its inverse. The code's norms are not squared: its floor of 0.7 is an `epsilon` of 0.49.
         settle: First steps, which send the minimum at any gain; 25 in the published code.
 
-    >>> ReplicaGraVAC(10, 1000, epsilon=0.9).factors
+    >>> GraVAC(10, 1000, epsilon=0.9).factors
     (10.0, 20.0, 40.0, 160.0, 1000.0)
     """
-
-    notation: ClassVar[str] = "GraVAC"
 
     cf_min: float
     cf_max: float

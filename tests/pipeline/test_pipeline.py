@@ -152,7 +152,8 @@ def test_schedules_give_the_same_bits(small, run, tmp_path):
     own = RUNS[run].get("schedule", "1F1B")
     custom = two_workers(config.stages, config.num_microbatches, tmp_path / "rows.csv")
     by_cooldown = "Epilogue" in str(RUNS[run].get("backward"))
-    for schedule in [custom] if by_cooldown else dict.fromkeys([own, "1F1B", custom]):
+    fitting = [custom] if by_cooldown else [own, "1F1B"] if "tied_gradient" in RUNS[run] else [own, "1F1B", custom]
+    for schedule in dict.fromkeys(fitting):  # `custom` keeps both ends on one worker, where no tied gradient is sent
         engine, others = trained(config.changed(schedule=schedule))
         assert others == losses
         found = tensors(engine)

@@ -13,7 +13,7 @@ from replica_variants import Team, average, context, dense_mean, gradients, same
 from raysim.codecs import TopK
 from raysim.replication import parse_replica_method
 from raysim.replication.controller import Controller, Rules, candidate_factors
-from raysim.replication.gravac import ReplicaGraVAC
+from raysim.replication.gravac import GraVAC
 from raysim.replication.sparsified import select, select_within
 
 RULES = Rules(epsilon=0.7, omega=0.01, window=1, alpha=0.32)
@@ -200,7 +200,7 @@ def test_multi_level_selection_is_nested(how: str) -> None:
 
 def test_the_packet_is_that_of_topk_and_the_gain_what_it_keeps() -> None:
     for epsilon, factor, branch in [(0.2, 20, "candidate"), (0.6, 10, "minimum")]:
-        method = ReplicaGraVAC(10, 20, epsilon=epsilon, policy="geometric")
+        method = GraVAC(10, 20, epsilon=epsilon, policy="geometric")
         given = [gradients(replica, 0) for replica in range(2)]
         results, _ = average(method, given, [{}, {}], [context(0, 2, 0), context(1, 2, 0)])
         codec = TopK(1 / factor)
@@ -226,7 +226,7 @@ def test_the_packet_is_that_of_topk_and_the_gain_what_it_keeps() -> None:
 def test_unsent_probe_changes_no_state() -> None:
     """Where the minimum is sent each time, the method is TopK with error feedback, whatever the candidate is."""
     method, plain = (
-        ReplicaGraVAC(5, 1000, epsilon=0.7, window=4),
+        GraVAC(5, 1000, epsilon=0.7, window=4),
         parse_replica_method("ErrorFeedback(TopK(0.2))"),
     )
     one, other = Team(method, 2), Team(plain, 2)
@@ -237,7 +237,7 @@ def test_unsent_probe_changes_no_state() -> None:
 
 
 def test_always_dense_is_uncompressed_bit_for_bit() -> None:
-    team = Team(ReplicaGraVAC(10, 1000, epsilon=1.0, window=2), 3)
+    team = Team(GraVAC(10, 1000, epsilon=1.0, window=2), 3)
     for step in range(8):
         given = [gradients(replica, step) for replica in range(3)]
         result = team.step(step, given)[0]
@@ -247,10 +247,10 @@ def test_always_dense_is_uncompressed_bit_for_bit() -> None:
 
 
 def test_a_dense_step_sends_the_residual_and_clears_it() -> None:
-    team = Team(ReplicaGraVAC(5, 20, epsilon=0.2), 2)
+    team = Team(GraVAC(5, 20, epsilon=0.2), 2)
     team.step(0)
     assert float(team.residual("wide.weight").abs().sum()) > 0
-    team.method = ReplicaGraVAC(5, 20, epsilon=1.0)
+    team.method = GraVAC(5, 20, epsilon=1.0)
     result = team.step(1)[0]
     assert result.decisions[0].branch == "dense"
     assert not team.residual("wide.weight").any()
@@ -260,7 +260,7 @@ def test_a_dense_step_sends_the_residual_and_clears_it() -> None:
 def test_a_run_explores_promotes_and_settles() -> None:
     shapes = {"weight": (64, 64)}
     seconds = {1.0: 1.0, 2.0: 0.5, 4.0: 0.25, 8.0: 0.2499, 16.0: 0.1}
-    method = ReplicaGraVAC(2, 16, epsilon=0.2, window=4, policy="geometric", omega=0.3)
+    method = GraVAC(2, 16, epsilon=0.2, window=4, policy="geometric", omega=0.3)
     team, step_s, seen = Team(method, 2, shapes), None, []
     for step in range(40):
         given = [{"weight": student(64, 64, seed=7) + 0.01 * student(64, 64, seed=step)} for _ in range(2)]
@@ -276,7 +276,7 @@ def test_a_run_explores_promotes_and_settles() -> None:
 
 
 def test_the_throughput_of_a_step_is_that_of_the_factor_sent_in_it() -> None:
-    team = Team(ReplicaGraVAC(2, 64, epsilon=0.3, window=100), 2)
+    team = Team(GraVAC(2, 64, epsilon=0.3, window=100), 2)
     for step, seconds in enumerate([None, 2.0, 4.0]):
         team.step(step, step_s=seconds)
     whole, real = team.memories[0]["controller/whole"], team.memories[0]["controller/real"]
@@ -287,7 +287,7 @@ def test_the_throughput_of_a_step_is_that_of_the_factor_sent_in_it() -> None:
 
 
 def test_random_k_keeps_its_share_of_the_error_fed_gradient() -> None:
-    method = ReplicaGraVAC(4, 4, epsilon=0.01, select="random", ewma_alpha=1.0)
+    method = GraVAC(4, 4, epsilon=0.01, select="random", ewma_alpha=1.0)
     team, gains = Team(method, 1, {"weight": (100, 100)}), []
     for step in range(60):
         given = [{"weight": torch.randn(100, 100, generator=torch.Generator().manual_seed(step))}]
@@ -298,7 +298,7 @@ def test_random_k_keeps_its_share_of_the_error_fed_gradient() -> None:
 @pytest.mark.parametrize("factor", [1.5, 4, 48])
 def test_random_k_sends_the_energy_of_the_raw_gradient_once_its_residual_has_grown(factor: float) -> None:
     """Error feedback delays independent gradients and loses none of their energy, at any factor."""
-    method = ReplicaGraVAC(factor, factor, epsilon=0.01, select="random", gain="raw", settle=10**6)
+    method = GraVAC(factor, factor, epsilon=0.01, select="random", gain="raw", settle=10**6)
     team, gains = Team(method, 1, {"weight": (100, 100)}), []
     grown = int(6 * factor)
     for step in range(grown + 40):
@@ -309,7 +309,7 @@ def test_random_k_sends_the_energy_of_the_raw_gradient_once_its_residual_has_gro
 
 def test_gains_differ_by_their_reference_once_there_is_a_residual() -> None:
     teams = {
-        gain: Team(ReplicaGraVAC(5, 20, epsilon=1.0, gain=gain, settle=6, ewma_alpha=1.0), 1)
+        gain: Team(GraVAC(5, 20, epsilon=1.0, gain=gain, settle=6, ewma_alpha=1.0), 1)
         for gain in ("fed", "raw", "folded")
     }
     for step in range(6):
@@ -329,7 +329,7 @@ def test_gains_differ_by_their_reference_once_there_is_a_residual() -> None:
 
 
 def test_a_start_that_settles_sends_the_minimum_whatever_its_gain() -> None:
-    method, plain = ReplicaGraVAC(5, 20, epsilon=1.0, settle=4), parse_replica_method("ErrorFeedback(TopK(0.2))")
+    method, plain = GraVAC(5, 20, epsilon=1.0, settle=4), parse_replica_method("ErrorFeedback(TopK(0.2))")
     team, other = Team(method, 2), Team(plain, 2)
     for step in range(6):
         decision = team.step(step)[0].decisions[0]
@@ -342,7 +342,7 @@ def test_a_start_that_settles_sends_the_minimum_whatever_its_gain() -> None:
 
 def test_zero_gradients_do_not_increase_sent_values() -> None:
     shapes = {"weight": (40, 40)}
-    team = Team(ReplicaGraVAC(10, 100), 2, shapes)
+    team = Team(GraVAC(10, 100), 2, shapes)
     decision = team.step(0, [{"weight": torch.zeros(40, 40)}] * 2)[0].decisions[0]
     assert (decision.branch, decision.gain, decision.gain_minimum) == ("candidate", 1.0, 1.0)
 

@@ -41,7 +41,7 @@ def build(shape, width=4):
     [
         (
             ["quickstart", "--out", "/srv/x"],
-            "Give the cluster by `--cluster FILE`, as for `ray up`, or by `--address URL`",
+            "Give exactly one of `--cluster FILE`, as for `ray up`, and `--address URL`",
         ),
         (["quickstart", "--out", "/srv/x", "--cluster", "none.yaml"], "but none.yaml is not a file."),
         (["quickstart", "--out", "/srv/x", "--address", "head:6379"], "must be the URL of the cluster's dashboard"),
