@@ -26,6 +26,7 @@ def dense(settings):
 def test_warmup_run_equals_branch_of_dense_run(small, tmp_path, name):
     """Links and replica methods of all kinds, with the memory of none."""
     settings = {"clock": "100mbps", "profile": "T4", "codec_speed": 1e9, **RUNS[name]}
+    settings.pop("compress_from", None)
     before = train(small(**dense(settings), checkpoint_at_steps=[AT]), engine="inline", out=tmp_path / "dense")
     run = train(small(**settings, compress_from=AT), engine="inline", out=tmp_path / "run")
     branch = train(
