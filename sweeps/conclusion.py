@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from raysim.analysis.report.gather import gather
@@ -143,7 +143,7 @@ def _verdict(decision: DecisionState, job: JobRuns, sweep: Sweep) -> str:
         settings = plural(len(decision.left), "setting")
         return (
             f"On {network}, stay dense for now: the budget ended before one of {settings} was trained to its end."
-            f"{_cost(decision, sweep)}"
+            f"{fastest_words(decision.left)}{_cost(decision, sweep)}"
         )
     chosen, verdict = job.recommended(network), answer_for(job, network)
     sentence, evidence = verdict.sentence.replace("`", ""), verdict.evidence.replace("`", "")
@@ -152,6 +152,16 @@ def _verdict(decision: DecisionState, job: JobRuns, sweep: Sweep) -> str:
     aside = sum(each.outcome == SET_ASIDE for each in decision.candidates)
     untried = f" {plural(aside, 'setting')} set aside before training: `--try` trains one." if aside else ""
     return f"{sentence} {evidence}{untried}"
+
+
+def fastest_words(candidates: Sequence[Candidate]) -> str:
+    """Return the fastest setting, as priced and screened, as a sentence; nothing if none is priced."""
+    priced = [each for each in candidates if each.speedup is not None]
+    if not priced:
+        return ""
+    fastest = max(priced, key=lambda each: each.speedup or 0.0)
+    harm = "" if fastest.difference is None else f" and adds {fastest.difference:.2g} to the loss at once"
+    return f" The fastest, {words(fastest.setting)}, is {three_digits(fastest.speedup or 0.0)} times as fast{harm}."
 
 
 def _cost(decision: DecisionState, sweep: Sweep) -> str:

@@ -17,6 +17,7 @@ from raysim.network.presets import parse_network
 from raysim.network.topology import FREE
 from raysim.replication.local import LocalSteps
 from raysim.screening.candidates import SUMS, canonical, every
+from raysim.sweeps.conclusion import fastest_words
 from raysim.sweeps.contenders import MOST, Candidate, choose
 from raysim.sweeps.decide import DecisionState, Question
 
@@ -143,6 +144,16 @@ def test_who_races_is_beaten_by_nobody_in_speed_and_harm(figures, by_loss):
         assert not any(other != key and all(a <= b for a, b in zip(other, key, strict=True)) for other in keys)
     if left and not by_loss:
         assert min(each.error for each in left) == min(each.error for each in candidates)
+
+
+def test_a_race_without_a_trained_setting_names_the_fastest_one():
+    mild, strong = Candidate(Setting("Quantize(8)"), 2.0, difference=0.01), Candidate(Setting("TopK(0.1)"), 4.26)
+    assert (
+        fastest_words([mild, strong, Candidate(Setting("Sign"))])
+        == " The fastest, TopK(0.1) / Identity, is 4.26 times as fast."
+    )
+    assert fastest_words([mild]).endswith("is 2.00 times as fast and adds 0.01 to the loss at once.")
+    assert not fastest_words([Candidate(Setting("Sign"))])
 
 
 @pytest.mark.slow
