@@ -4,6 +4,7 @@ import functools
 import logging
 import os
 import re
+import signal
 from pathlib import Path
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -23,6 +24,10 @@ STARTS_RAY = ("tests/engine/", "tests/sweeps/", "tests/project/test_docs.py")  #
 
 hypothesis.settings.register_profile("raysim", deadline=None)  # other work on the machine is no failure
 hypothesis.settings.load_profile("raysim")
+
+for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:  # in the background, and so would be in what tests start
+        signal.signal(number, handler)
 
 
 @functools.cache
