@@ -57,8 +57,8 @@ def value_of(output: ModuleValue) -> Value:
 
 
 def argument_of(value: Value) -> ModuleValue:
-    """Return a value as the argument of a module: the inverse of `value_of`."""
-    return value.get(UNNAMED, value)
+    """Return a value as the argument of a module, which may write to it: the inverse of `value_of`."""
+    return value.get(UNNAMED, {**value})
 
 
 def floats(value: Value) -> Value:

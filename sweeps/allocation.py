@@ -269,7 +269,8 @@ def _fit(study: Study, stages_bytes: Callable[[], int], *, shared: bool, elastic
     stages = study.most_workers
     share = fit(base, nodes, stages, jobs=study.jobs, growing=shared, elastic=elastic, **need._asdict())
     processes = 1 if engine == "inline" else stages
-    return Allocation(engine, share, processes, study.jobs, memory_bytes, shared=shared, elastic=elastic)
+    bound = 0 if study.jobs else memory_bytes  # who gives a number of jobs knows their memory
+    return Allocation(engine, share, processes, study.jobs, bound, shared=shared, elastic=elastic)
 
 
 def _first_bundles(study: Study, stages_bytes: Callable[[], int]) -> list[dict[str, float]]:

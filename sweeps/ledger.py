@@ -1,16 +1,16 @@
-"""The ledger of a sweep: the rows of its trials, and the Optuna study that chooses them.
+"""The ledger of a sweep: Optuna's study chooses trials, and our rows record their outcomes.
 
-The rows are the only record. Optuna's study is made from them at the start of each session, and shows the trials in its dashboard.
+The rows are authoritative: the end of a trial is written to its row first, then to Optuna's study.
 """
 
 from __future__ import annotations
 
 import math
+import sqlite3
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from datetime import UTC, datetime, timedelta
-from functools import cached_property
+from contextlib import closing, suppress
+from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +22,6 @@ from optuna.trial import FixedTrial, FrozenTrial, TrialState, create_trial
 from raysim.config import ConfigError, RunConfig
 from raysim.records import RecordsError, Run
 from raysim.sweeps.objectives import any_priced, figures
-from raysim.sweeps.space import Choice
 from raysim.sweeps.study import Study
 from raysim.sweeps.trial import TrialOutcome
 from raysim.sweeps.trial_rows import Rows, TrialRow
@@ -30,17 +29,32 @@ from raysim.sweeps.trial_rows import Rows, TrialRow
 if TYPE_CHECKING:
     from raysim.analysis import Replay, Results
 
-DATABASE = "optuna.db"
 MOST_REPEATS = 25  # repeated suggestions in a row, after which the space counts as exhausted
 
 FORECAST = "a forecast at the exit from the race"
 STATES = {"finished": TrialState.COMPLETE, "pruned": TrialState.PRUNED}
 
 
-class Ledger:
-    """A study's rows, and its Optuna study in sqlite, which follows them.
+def _is_whole(database: Path) -> bool:
+    """Return whether an sqlite file is intact; raises sqlite3.OperationalError if it is unavailable."""
+    try:
+        with closing(sqlite3.connect(database, timeout=60)) as connection:
+            return bool(connection.execute("PRAGMA integrity_check").fetchone() == ("ok",))
+    except sqlite3.OperationalError:
+        raise
+    except sqlite3.DatabaseError:
+        return False
 
-    An end is written to its row first: what Optuna was not told before a kill, it learns from the rows.
+
+def _of_baseline(name: str) -> dict[str, str]:
+    """Return the attributes of a baseline in Optuna's study."""
+    return {"queued": f"baseline {name}", "baseline": name}
+
+
+class Ledger:
+    """A study's rows and its Optuna study in sqlite, kept consistent as trials begin and end.
+
+    `rows` is written first. `reconcile` brings Optuna's study, whatever its state, into agreement with the rows.
     """
 
     def __init__(self, study: Study, folder: Path, on_change: Callable[[], None] = lambda: None) -> None:
@@ -49,86 +63,117 @@ class Ledger:
         self.rows.read()
         self._on_change = on_change
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        for name in (f"{DATABASE}-journal", DATABASE):  # of an earlier session
-            (folder / name).unlink(missing_ok=True)
-        self._storage = RDBStorage(f"sqlite:///{folder / DATABASE}", engine_kwargs={"connect_args": {"timeout": 60}})
-        self.optuna = optuna.create_study(
+        database = folder / "optuna.db"
+        if database.is_symlink() or (database.is_file() and not _is_whole(database)):
+            database.unlink()  # `reconcile` rebuilds it from the rows
+        self._storage = RDBStorage(f"sqlite:///{database}", engine_kwargs={"connect_args": {"timeout": 60}})
+        self.optuna = self._open()
+
+    def _open(self) -> optuna.Study:
+        study = optuna.create_study(
             storage=self._storage,
-            study_name=study.name,
-            directions=["minimize" if objective.minimize else "maximize" for objective in study.objectives],
+            study_name=self.study.name,
+            directions=["minimize" if objective.minimize else "maximize" for objective in self.study.objectives],
+            load_if_exists=True,
         )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
-            self.optuna.set_metric_names([objective.name for objective in study.objectives])
-        self._replay()
+            study.set_metric_names([objective.name for objective in self.study.objectives])
+        return study
 
     def close(self) -> None:
-        """Show trials that did not end as waiting, and close Optuna's storage."""
-        with suppress(optuna.exceptions.StorageInternalError):  # of a full disk
+        """Put trials that did not end back into Optuna's queue, and close its storage."""
+        with suppress(optuna.exceptions.StorageInternalError):  # of a full disk: the next session does it
             for trial in self.optuna.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-                self._storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
+                self._put_back(trial)
         self._storage.remove_session()
         self._storage.engine.dispose()
 
-    def _replay(self) -> None:
-        """Give Optuna the trials of earlier sessions; unended ones wait under their numbers, with their parameters.
+    # The queue: baselines, then the points of a grid; Optuna keeps it.
 
-        If an unended trial were marked as failed and a copy enqueued, the sampler would treat every interruption as a failure.
+    def enqueue(self) -> None:
+        """Enqueue baselines and the points of a grid, unless they are enqueued already."""
+        known = {trial.user_attrs.get("queued") for trial in self.optuna.get_trials(deepcopy=False)}
+        wanted = [(each.params or {}, _of_baseline(each.name)) for each in self.study.baselines]
+        wanted += [(point, {"queued": f"point {i}"}) for i, point in enumerate(self.study.grid)]
+        for params, attributes in wanted:
+            if attributes["queued"] not in known:
+                self.optuna.enqueue_trial(dict(params), user_attrs=attributes)
+
+    def reconcile(self) -> None:
+        """Replay finished rows into the Optuna study after a crash, and put unfinished trials back into the queue.
+
+        An unfinished trial keeps its number and parameters, and is enqueued again. If it were marked as failed and a
+        copy enqueued, the sampler would treat every interruption as a failure.
         """
-        for row in list(self.rows):
-            if row.status == "waiting" and row.same_as is not None:
-                self.rows.drop(row.trial)  # it will be suggested, and recognised, again
-            elif row.status == "running":
-                row.status = "waiting"
+        for repeat in [row for row in self.rows if row.status == "waiting" and row.same_as is not None]:
+            self.rows.drop(repeat.trial)  # it will be suggested, and recognised, again
+        if not self._agrees():
+            self._rebuild()
+        for trial in self.optuna.get_trials(deepcopy=False):
+            row = self.rows.get(trial.number)
+            if row is not None and row.ended and not trial.state.is_finished():
+                self._tell(row)
+            elif trial.state == TrialState.RUNNING:
+                self._put_back(trial)
+        for unended in self.running:
+            unended.status = "waiting"
         self.rows.write()
-        for number in range(max((row.trial for row in self.rows), default=-1) + 1):
-            known = self.rows.get(number)
-            if known is None or not known.ended:  # no row: suggested but never begun
-                self._enqueue(number, {} if known is None else known.params)
-            else:
-                self.optuna.add_trial(self._ended_trial(known))
+        self.enqueue()
 
-    def _ended_trial(self, row: TrialRow) -> FrozenTrial:
-        """Return the trial of a row as Optuna was told of it, or would have been."""
-        drawn, state = FixedTrial(row.params), self._state(row)
-        if row.params:
-            self.study.overrides(drawn, row.name)
-        trial = create_trial(
-            state=state,
-            values=self._values(row) if state == TrialState.COMPLETE else None,
-            params=row.params,
-            distributions={name: drawn.distributions[name] for name in row.params},
-            user_attrs=self._facts(row),
-            system_attrs={f"constraints:{name}": value for name, value in row.constraints.items()},
-        )
-        if row.started_at is not None:
-            trial.datetime_start = row.started_at.astimezone().replace(tzinfo=None)
-            trial.datetime_complete = trial.datetime_start + timedelta(seconds=row.seconds or 0.0)
-        return trial
+    def _put_back(self, trial: FrozenTrial) -> None:
+        self._storage.set_trial_state_values(trial._trial_id, TrialState.WAITING)
+
+    def _agrees(self) -> bool:
+        """Return whether sqlite holds every trial of the rows, and no finished trial without a row."""
+        trials = self.optuna.get_trials(deepcopy=False)
+        if any(row.trial >= len(trials) for row in self.rows):
+            return False
+        for trial in trials:
+            row = self.rows.get(trial.number)
+            if trial.state.is_finished() and (row is None or not row.ended or self._state(row) != trial.state):
+                return False
+            if row is not None and trial.params and trial.params != row.params:
+                return False
+        return True
+
+    def _rebuild(self) -> None:
+        """Rebuild a lost, older or newer sqlite study from the rows."""
+        optuna.delete_study(study_name=self.study.name, storage=self._storage)
+        self.optuna = self._open()
+        last = max((row.trial for row in self.rows), default=-1)
+        for number in range(last + 1):
+            row = self.rows.get(number)
+            attributes = self._attributes(row) if row is not None else {}
+            if row is None or not row.ended:  # no row: suggested but never begun
+                self.optuna.enqueue_trial(row.params if row is not None else {}, user_attrs=attributes)
+                continue
+            drawn, state = FixedTrial(row.params), self._state(row)
+            if row.params:
+                self.study.overrides(drawn, row.name)
+            self.optuna.add_trial(
+                create_trial(
+                    state=state,
+                    values=self._values(row) if state == TrialState.COMPLETE else None,
+                    params=row.params,
+                    distributions={name: drawn.distributions[name] for name in row.params},
+                    user_attrs=attributes | self._facts(row),
+                    system_attrs={f"constraints:{name}": value for name, value in row.constraints.items()},
+                )
+            )
+
+    def _attributes(self, row: TrialRow) -> dict[str, str]:
+        if row.name is not None:
+            return _of_baseline(row.name)
+        return {"queued": f"point {self.study.grid.index(row.params)}"} if row.params in self.study.grid else {}
 
     @staticmethod
     def _facts(row: TrialRow) -> dict[str, Any]:
         """Return a trial's attributes for the dashboard."""
-        facts = {
-            "baseline": row.name,
-            "notation": row.notation,
-            "status": row.status,
-            "same_as": row.same_as,
-            "error": row.error,
-        }
+        facts = {"notation": row.notation, "status": row.status, "same_as": row.same_as, "error": row.error}
         return {name: fact for name, fact in facts.items() if fact is not None}
 
     # Trials.
-
-    @cached_property
-    def _planned(self) -> list[tuple[str | None, Mapping[str, Choice]]]:
-        """The first trials, by number: the name and the parameters of each baseline, then the points of a grid."""
-        baselines = [(each.name, each.params or {}) for each in self.study.baselines]
-        return [*baselines, *((None, point) for point in self.study.grid)]
-
-    def _enqueue(self, number: int, params: Mapping[str, Choice]) -> None:
-        """Let trial `number` be the next one: with its planned parameters, or else with `params`."""
-        self.optuna.enqueue_trial(dict(self._planned[number][1] if number < len(self._planned) else params))
 
     @property
     def running(self) -> list[TrialRow]:
@@ -139,20 +184,17 @@ class Ledger:
         for _ in range(MOST_REPEATS):
             waiting = self.optuna.get_trials(deepcopy=False, states=(TrialState.WAITING,))
             begun = any(self.rows.get(trial.number) is not None for trial in waiting)
-            if self.rows.distinct >= self.study.most_trials and not begun:
+            spent = self.rows.distinct >= self.study.most_trials
+            if (spent and not begun) or (self.study.sampler == "grid" and not waiting):
                 return None
             number = waiting[0].number if waiting else len(self.optuna.get_trials(deepcopy=False))
-            if not waiting and number < len(self._planned):
-                self._enqueue(number, {})
-            elif not waiting and self.study.sampler == "grid":
-                return None
             self.optuna.sampler = self.study.make_sampler(number)
             trial = self.optuna.ask()
-            name = self._planned[number][0] if number < len(self._planned) else None
-            row = self.rows.get(number) or TrialRow(number, list(self.study.seeds), name=name)
+            baseline = trial.user_attrs.get("baseline")
+            row = self.rows.get(trial.number) or TrialRow(trial.number, list(self.study.seeds), name=baseline)
             row.started_at = row.started_at or datetime.now(UTC)
             try:
-                config = self.study.config(self.study.overrides(trial, name))
+                config = self.study.config(self.study.overrides(trial, baseline))
             except ConfigError as error:
                 row.params = dict(trial.params)
                 self.end(row, TrialOutcome("failed", 0.0, str(error), {}))
@@ -202,7 +244,7 @@ class Ledger:
     def settle(self, results: Results) -> None:
         """Reprice all finished trials with the compute of all runs; earlier prices used only the runs ended by then.
 
-        Optuna keeps the earlier ones in this session, on which its choices were based.
+        Optuna keeps the figures on which its choices were based; the rows get the final figures.
         """
         from raysim.analysis import AnalysisError, dense_partners
 
@@ -290,6 +332,8 @@ class Ledger:
 
     def _tell(self, row: TrialRow, forecast: Sequence[float] = ()) -> None:
         trial = self._frozen(row.trial)
+        if trial.state == TrialState.WAITING:  # from an earlier session that did not report it
+            self._storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
         for name, value in row.constraints.items():
             self._storage.set_trial_system_attr(trial._trial_id, f"constraints:{name}", value)
         for name, fact in self._facts(row).items():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
@@ -23,7 +24,7 @@ from raysim.pipeline.errors import WorkerLostError
 from raysim.plugins import trusting
 from raysim.storage.places import in_bucket
 from raysim.sweeps.allocation import Allocation, allocate
-from raysim.sweeps.ledger import DATABASE, Ledger
+from raysim.sweeps.ledger import Ledger
 from raysim.sweeps.search import LedgerSearch, RaceSearch
 from raysim.sweeps.store import Store, find_database_error, find_disk_error
 from raysim.sweeps.study import PARENT, Study
@@ -44,6 +45,7 @@ from raysim.sweeps.tuning import (
 from raysim.training.events import Phases
 
 PATIENCE_S = 3.0  # seconds in which the main thread must end a watch on lost servers: it does if Ray does not start
+SEND_S = 10.0  # least interval between two copies of sqlite to a bucket
 
 
 class SweepError(Exception):
@@ -136,7 +138,7 @@ class Sweep:
                 self.halt.reason = (
                     self.halt.reason
                     or find_disk_error(error, self.folder)
-                    or find_database_error(error, self.folder / DATABASE)
+                    or find_database_error(error, self.folder / "optuna.db")
                 )
                 if not self.halt.wanted:  # a signal may have ended Ray as well
                     raise
@@ -145,13 +147,15 @@ class Sweep:
             raise SweepError(self.halt.reason)
 
     def _run(self, on_begin: Callable[[], None]) -> None:
-        for name in ("trials.parquet", "race.parquet"):
+        for name in ("trials.parquet", "optuna.db", "race.parquet"):
             if self.resumed and self.store.remote:
                 self.store.fetch_file(name)
         self.study.write(self.folder)
         self.ledger = Ledger(self.study, self.folder, self._changed)
+        self._sent = -SEND_S
         refused = False
         try:
+            self.ledger.reconcile()
             self.began_with = sum(row.ended and row.same_as is None for row in self.rows)
             if self.halt.signal is None:
                 with self._ray():
@@ -172,7 +176,7 @@ class Sweep:
             if refused:
                 self.store.clear()
             else:
-                self._send(DATABASE)
+                self._send(always=True)
 
     def _train_parent(self) -> None:
         """Train the dense run from which trials branch, unless it exists; raises SweepError if it fails."""
@@ -299,7 +303,7 @@ class Sweep:
         """Leave the rows ready for a resume while the main thread waits in Ray for lost servers."""
         self._release_trials()
         with suppress(OSError):
-            self._send(DATABASE)
+            self._send(always=True)
         self.on_lost(watch.sentence)
 
     def _release_trials(self) -> None:
@@ -312,8 +316,13 @@ class Sweep:
         self._send()
         self.on_change()
 
-    def _send(self, *others: str) -> None:
-        """Copy the study and its rows to the bucket."""
-        for name in ("study.toml", "space.py", "trials.parquet", "race.parquet", *others):
-            if self.store.remote and (self.folder / name).is_file():
+    def _send(self, *, always: bool = False) -> None:
+        """Copy the rows to the bucket, and sqlite now and then; the rows first, since they are authoritative."""
+        if not self.store.remote:
+            return
+        for name in ("study.toml", "space.py", "trials.parquet", "race.parquet"):
+            if (self.folder / name).is_file():
                 self.store.send(name)
+        if always or time.monotonic() - self._sent > SEND_S:
+            self.store.send("optuna.db")
+            self._sent = time.monotonic()

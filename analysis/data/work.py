@@ -45,7 +45,7 @@ def work_codes(
     """Return the kinds of work of all actions.
 
     `split_backwards`: stages and microbatches with a separate backward for weights. `extra_work`: by step and stage,
-    see `extra_work_of`. `compressors`: by replica, direction and boundary, see `compressors_of`. Messages of one
+    see `extra_work_of`. `compressors`: by replica, direction and boundary, see `recorded_compressors`. Messages of one
     compressor and dense size are separated by the power of two of their compression factor, which separates an
     adaptive method's branches.
     """

@@ -98,9 +98,9 @@ def screen(
         )
     figures = screen_figures(done)
     show_screen(done, figures)
-    _write_files(done, base, transport, out, plot, study)
     if json_file is not None:
         write_json(figures, json_file)
+    _write_files(done, base, transport, out, plot, study)
 
 
 def _write_files(

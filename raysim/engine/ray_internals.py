@@ -168,10 +168,12 @@ def complaint_of(head: str) -> str:
 
 def direct_call_bytes() -> int:
     """Return the largest argument that this process sends within a call; fallback: this node's variable, or Ray's default."""
+    from ray.exceptions import RayError
+
     connect = _internal("ray._private.state", "state._connect_and_get_accessor")
     try:
         settings = json.loads(connect().get_system_config())
-    except (TypeError, AttributeError, ValueError):
+    except (RayError, TypeError, AttributeError, ValueError):
         settings = {}
     return int(settings.get(RAY_SETTING) or os.environ.get(f"RAY_{RAY_SETTING}") or RAY_DEFAULT_BYTES)
 

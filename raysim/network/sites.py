@@ -74,7 +74,7 @@ def check_region(region: object, rule: str) -> None:
 
 
 def matrix_network(matrix: Sequence[Sequence[tuple[float, float]]], **rest: Any) -> Network:
-    """Return the network of a (latency, bandwidth) matrix by source and target."""
+    """Return the network of a (bandwidth, latency) matrix by source and target."""
     bandwidth, latency = (tuple(tuple(link[i] for link in row) for row in matrix) for i in (0, 1))
     return Network(bandwidth, latency, **rest)
 

@@ -179,10 +179,15 @@ class MemberRounds:
 def exchange_together(
     group: Group, rounds: Sequence[Rounds[Any]], table: CodecTable, *, num_values: int
 ) -> list[MemberRounds]:
-    """Run the rounds of all members of a group in one process; arguments as for `MemberRounds`."""
+    """Run the rounds of all members of a group in one process, at most those that it states; arguments as for `MemberRounds`."""
     exchanges = [MemberRounds(group, member, each, table, num_values=num_values) for member, each in enumerate(rounds)]
     sent = [exchange.advance(()) for exchange in exchanges]
-    while not exchanges[0].over:
+    while not all(exchange.over for exchange in exchanges):
+        taken = {exchange.account.num_rounds for exchange in exchanges}
+        assert len(taken) == 1, "all replicas must take equally many rounds"
+        assert not group.num_rounds or taken <= {*range(group.num_rounds + 1)}, (
+            f"a method took more rounds than the {group.num_rounds} that it states"
+        )
         received = [
             [(sent[other][1 + group.others(other).index(me)], sent[other][0]) for other in group.others(me)]
             for me in range(len(exchanges))
@@ -199,10 +204,7 @@ def average_together(
 ) -> tuple[list[Averaged], list[int]]:
     """Average in one process; return each replica's result and sent bytes."""
     rounds = [method.average(*each) for each in zip(gradients, memories, contexts, strict=True)]
-    group = Group(tuple((replica, 0) for replica in range(len(rounds))))
+    group = Group(tuple((replica, 0) for replica in range(len(rounds))), method.num_rounds(len(rounds)))
     count = sum(gradient.numel() for gradient in gradients[0].values())
     exchanges = exchange_together(group, rounds, method.table(gradients[0]), num_values=count)
-    assert all(each.over for each in exchanges), "all replicas must take equally many rounds"
-    stated, taken = method.num_rounds(len(rounds)), exchanges[0].account.num_rounds
-    assert taken <= stated, f"{method!r} took {taken} rounds, more than the {stated} that it states"
     return [each.result for each in exchanges], [each.account.wire_bytes for each in exchanges]

@@ -186,8 +186,11 @@ class Training:
                     self._finish(compact=status in ("finished", "diverged"))
                     self.trackers.finish(self._row, over=status in ("finished", "diverged"))
 
-    def _start(self, *, again: bool) -> None:
-        """Start the workers, `again` after a loss; record the time until they are first up as the run's start."""
+    def _start(self, *, again: bool) -> str | None:
+        """Start the workers, `again` after a loss; return a warning about slow nodes.
+
+        The time until the workers are first up, and their nodes are measured, is recorded as the run's start.
+        """
         if again:
             self.engine.restart()
         else:
@@ -196,12 +199,14 @@ class Training:
                 self._row |= device_columns(self.engine)
             except ConfigError as error:  # no resources, GPU or cluster: nothing has been trained yet
                 raise _RefusedError(str(error)) from None
+        warning = self._record_nodes()
         self.phases.enter("the first step")
         self._ending.check()
         if self._clock_zero is None:
             self._clock_zero = time.perf_counter()
             self._row["start_s"] += self._clock_zero - self._began
             self._row["device_kind"] = self.engine.device_kind
+        return warning
 
     def _warn(self, step: int, reason: str | None, **more: Any) -> Iterator[Event]:
         """Yield the event of a warning, if there is a reason for one; the run's first is recorded."""
@@ -231,8 +236,7 @@ class Training:
         lost, losses, farthest = False, 0, -1
         while True:
             try:
-                self._start(again=lost)
-                warning = self._record_nodes()
+                warning = self._start(again=lost)
                 if self._row["warning"] is None:
                     yield from self._warn(self._reached, warning)
                 yield from self._steps(self._restore())

@@ -199,15 +199,16 @@ class Down(nn.Module):
 
 
 class Across(nn.Module):
-    """A layer that passes the skip on as it is, and changes the hidden state."""
+    """A layer that passes the skip on as it is, and writes a new hidden state into the dictionary that it is given."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.linear = nn.Linear(width, width)
 
     def forward(self, value):
-        hidden = value["hidden"] + torch.tanh(self.linear(value["hidden"] * value["mask"])) * (1 + value["place"])
-        return {**value, "hidden": hidden}
+        change = torch.tanh(self.linear(value["hidden"] * value["mask"])) * (1 + value["place"])
+        value["hidden"] = value["hidden"] + change
+        return value
 
 
 class Up(nn.Module):

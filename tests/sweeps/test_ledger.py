@@ -25,6 +25,7 @@ def opened(tmp_path):
         folder = tmp_path / "out"
         folder.mkdir(exist_ok=True)
         ledger = Ledger(study, folder)
+        ledger.reconcile()
         ledgers.append(ledger)
         return ledger
 

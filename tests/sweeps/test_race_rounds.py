@@ -143,6 +143,7 @@ def search_of(path, out, **changes):
         study = study.resumed(out)
     out.mkdir(exist_ok=True)
     ledger, lines = Ledger(study, out), []
+    ledger.reconcile()
 
     def planned(study):
         ledger.study = study

@@ -14,7 +14,9 @@ from typer.testing import CliRunner
 
 from raysim.cli import app
 from raysim.config import ConfigError
+from raysim.sweeps.ledger import Ledger
 from raysim.sweeps.store import find_database_error, find_disk_error
+from raysim.sweeps.study_file import read_study
 from raysim.sweeps.trial_rows import Rows
 
 COMMAND = [sys.executable, "-m", "raysim.cli"]
@@ -132,6 +134,26 @@ def test_refusals_and_trial_errors_are_distinguished(tmp_path):
     assert find_disk_error(missing, tmp_path / "gone") == "'data.csv': No such file or directory."
     assert find_disk_error(ValueError("a model's own"), tmp_path) is None
     assert find_database_error(full, tmp_path / "optuna.db") is None
+
+
+def test_damaged_database_is_rebuilt_from_rows(tmp_path):
+    study = read_study(write_study(tmp_path))
+    for size in (0, 100, 5000, None):
+        folder = tmp_path / f"out-{size}"
+        folder.mkdir()
+        ledger = Ledger(study, folder)
+        ledger.reconcile()
+        row, _ = ledger.next()
+        ledger.begin(row, ["trials/0-s0"])
+        ledger.close()
+        database = folder / "optuna.db"
+        content = database.read_bytes()
+        database.write_bytes(content[:size] if size is not None else b"no database" * 1000)
+        ledger = Ledger(study, folder)
+        ledger.reconcile()
+        again, _ = ledger.next()
+        assert (again.trial, again.params, again.notation) == (row.trial, row.params, row.notation)
+        ledger.close()
 
 
 def test_damaged_rows_are_refused_in_a_sentence(tmp_path):
