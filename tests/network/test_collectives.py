@@ -35,6 +35,7 @@ from raysim.network.topology import SHARING, Network, Placement
 from raysim.network.transport import Averaging
 from raysim.pipeline.groups import Group, average_together, exchange_together
 from raysim.replication import parse_replica_method
+from raysim.replication.method import RoundPackets, Rounds
 from raysim.schedules.families import GPipe, Interleaved1F1B, OneFOneB, Schedule
 
 LATENCY = 0.01
@@ -70,6 +71,27 @@ def transfers_of(
         exchanges = exchange_together(group, rounds, method.table(shapes), num_values=MANY)
         memories = [one.result.memory for one in exchanges]
     return as_transfers(transfer for one in exchanges for transfer in one.account.transfers)
+
+
+# Rounds.
+
+
+def rounds_of(count: int) -> Rounds[int]:
+    for _ in range(count):
+        yield RoundPackets()
+    return count
+
+
+UNEVEN = [((2, 1), "equally many"), ((1, 2), "equally many"), ((9, 9), "more rounds than the 3")]
+
+
+@pytest.mark.parametrize(("counts", "sentence"), UNEVEN)
+def test_members_take_as_many_rounds_as_stated_and_as_each_other(counts: tuple[int, int], sentence: str) -> None:
+    table, group = parse_replica_method("Identity").table(SHAPES), Group(((0, 0), (1, 0)), 3)
+    with pytest.raises(AssertionError, match=sentence):
+        exchange_together(group, [rounds_of(count) for count in counts], table, num_values=1)
+    ended = exchange_together(group, [rounds_of(3), rounds_of(3)], table, num_values=1)
+    assert [one.result for one in ended] == [3, 3]
 
 
 # Closed forms.
