@@ -157,6 +157,7 @@ def test_a_race_without_a_trained_setting_names_the_fastest_one():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.usefixtures("ray")
 def test_decision_prices_screens_races_and_concludes(tmp_path):
     out = tmp_path / "out"
