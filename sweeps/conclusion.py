@@ -160,7 +160,7 @@ def fastest_words(candidates: Sequence[Candidate]) -> str:
     if not priced:
         return ""
     fastest = max(priced, key=lambda each: each.speedup or 0.0)
-    harm = "" if fastest.difference is None else f" and adds {fastest.difference:.2g} to the loss at once"
+    harm = "" if fastest.difference is None else f" and changes the loss by {fastest.difference:+.2g} at once"
     return f" The fastest, {words(fastest.setting)}, is {three_digits(fastest.speedup or 0.0)} times as fast{harm}."
 
 

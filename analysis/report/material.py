@@ -72,7 +72,7 @@ class SettingRuns:
     speedup: Mapping[str, Estimate] = field(default_factory=dict)
     """`dense_step_s` over `step_s`; empty without a dense setting."""
     wire: Mapping[str, WireSeconds] = field(default_factory=dict)
-    """What bytes and latency add to the step."""
+    """Seconds of a step due to bytes and to latency."""
 
     @property
     def factor(self) -> float:

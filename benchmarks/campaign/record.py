@@ -14,7 +14,7 @@ ALIKE = 0.02  # of the plans: how many operations a process makes depends a litt
 
 
 class Round(NamedTuple):
-    """How often an attack was tried in a round, of how often in a whole campaign, and its failures."""
+    """Tries of an attack in one round and in a whole campaign, and its failures."""
 
     attack: str
     whole: int

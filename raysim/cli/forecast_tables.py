@@ -68,7 +68,7 @@ def show_forecast(plan: Forecast, figures: Mapping[str, Any]) -> None:
 
 
 def _step_rows(plan: Forecast | TimedStep, networks: Sequence[Network]) -> list[dict[str, Any]]:
-    """Return a step on each network: its seconds, those that bytes and latency add, the load of machines, and its parts."""
+    """Return a step on each network: its seconds, those due to bytes and latency, the load of machines, and its parts."""
     wires = wire_seconds(lambda chosen: np.array([plan.step_s(network) for network in chosen]), networks)
     rows = []
     for network, wire in zip(networks, wires, strict=True):

@@ -70,7 +70,7 @@ class RunConfig(RunFields):
     def compressors(self, tensors: Sequence[Iterable[str]] | None = None) -> list[list[Pairs]]:
         """Return the compressors for each replica and boundary, by tensor; replicas with the same setting share a list.
 
-        `tensors`: the names of those that cross each boundary, see `pairs_of`.
+        `tensors`: the names of the tensors at each boundary, see `pairs_of`.
         """
         known: dict[str, list[Pairs]] = {}
         of_replicas = []

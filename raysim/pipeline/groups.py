@@ -179,7 +179,10 @@ class MemberRounds:
 def exchange_together(
     group: Group, rounds: Sequence[Rounds[Any]], table: CodecTable, *, num_values: int
 ) -> list[MemberRounds]:
-    """Run the rounds of all members of a group in one process, at most those that it states; arguments as for `MemberRounds`."""
+    """Run the rounds of all members of a group in one process; arguments as for `MemberRounds`.
+
+    Raises AssertionError if members take different numbers of rounds, or more than the group states.
+    """
     exchanges = [MemberRounds(group, member, each, table, num_values=num_values) for member, each in enumerate(rounds)]
     sent = [exchange.advance(()) for exchange in exchanges]
     while not all(exchange.over for exchange in exchanges):

@@ -152,7 +152,7 @@ def test_a_race_without_a_trained_setting_names_the_fastest_one():
         fastest_words([mild, strong, Candidate(Setting("Sign"))])
         == " The fastest, TopK(0.1) / Identity, is 4.26 times as fast."
     )
-    assert fastest_words([mild]).endswith("is 2.00 times as fast and adds 0.01 to the loss at once.")
+    assert fastest_words([mild]).endswith("is 2.00 times as fast and changes the loss by +0.01 at once.")
     assert not fastest_words([Candidate(Setting("Sign"))])
 
 
