@@ -192,22 +192,26 @@ def test_interrupted_trials_resume_under_their_numbers(opened):
     assert again.next() is None
 
 
-def test_a_resumed_study_draws_what_an_undisturbed_one_would(opened, tmp_path):
-    ledger = opened(trials=6)
-    for _ in range(3):
-        ledger.end(begin(ledger), finished())
-    begin(ledger)
-    ledger = opened(trials=6)
-    while (found := ledger.next()) is not None:
-        ledger.begin(found[0], [])
-        ledger.end(found[0], finished())
-    broken = [row.notation for row in ledger.rows]
+@pytest.mark.parametrize("changes", [{}, {"sampler": "random"}, {"sampler": "nsga2", "population": 4}], ids=str)
+def test_a_resumed_study_draws_what_an_undisturbed_one_would(opened, tmp_path, changes):
+    """Also of samplers that keep more than parameters and values, such as the generations of NSGA-II."""
+
+    def drawn(stops):
+        ledger = opened(trials=14, **changes)
+        while (found := ledger.next()) is not None:
+            row = found[0]
+            ledger.begin(row, [])
+            if row.trial in stops:
+                stops.remove(row.trial)
+                ledger.close()
+                ledger = opened(trials=14, **changes)
+                continue
+            ledger.end(row, finished(accuracy=0.1 + row.trial * 7 % 10 / 20, step_s=1 + row.trial * 3 % 7))
+        return [row.notation for row in ledger.rows]
+
+    broken = drawn([3, 9])
     (tmp_path / "out").rename(tmp_path / "first")
-    ledger = opened(trials=6)
-    while (found := ledger.next()) is not None:
-        ledger.begin(found[0], [])
-        ledger.end(found[0], finished())
-    assert [row.notation for row in ledger.rows] == broken
+    assert drawn([]) == broken
 
 
 class KilledError(Exception):
