@@ -45,7 +45,7 @@ from raysim.screening.verdicts import NO_GAIN, knowledge
 from raysim.storage.files import read_text, write_whole
 from raysim.storage.texts import parse_json
 from raysim.sweeps.budget import Budget, duration
-from raysim.sweeps.contenders import Candidate, choose, fastest_pair, nested
+from raysim.sweeps.contenders import Candidate, by_promise, choose, fastest_pair, nested
 from raysim.sweeps.store import Store
 from raysim.sweeps.study import Study, as_toml, check_same
 from raysim.sweeps.study_file import read_study
@@ -260,7 +260,7 @@ class DecisionState(BaseModel):
         question = self.question
         with self.part("screened"):
             tried = [each for each in dict.fromkeys(each.screened for each in self.left) if each != Setting()]
-            config, plan = question.config, None
+            config, plan, loss = question.config, None, math.nan
             if tried:
                 done = screen(
                     config,
@@ -273,9 +273,9 @@ class DecisionState(BaseModel):
                     say=say,
                 )
                 self._take(done)
-                plan = done.plan
+                plan, loss = done.plan, done.dense.result.measures["loss"].value
             self.candidates += fastest_pair(self.left)
-            settings = [each.setting for each in self.left]
+            settings = [each.setting for each in by_promise(self.left, loss)]
             if settings:
                 values = study_of(
                     plan or prepare(config).plan, [question.network], settings, question.base, question.transport
