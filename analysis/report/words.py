@@ -227,7 +227,7 @@ def answer_for(job: JobRuns, network: str) -> Answer:
         return Answer("Only dense was trained", sentence, facts)
     if chosen.dense:
         sentence = f"{on}, stay dense: {seconds(chosen.step_s[network].value)} a step."
-        return Answer("Stay dense", sentence, _why_dense(job, chosen, network))
+        return Answer("Stay dense", sentence, _money(job, chosen, network) + _why_dense(job, chosen, network))
     gain = f"{_faster_than_dense(chosen, network)}, with {chosen.factor:.1f} times fewer bytes"
     return Answer(
         f"Use `{chosen.name}`: {chosen.speedup[network].value:.2f} times as fast",
@@ -337,10 +337,16 @@ def _facts(job: JobRuns, setting: SettingRuns, network: str) -> str:
         + (f" (dense {quality(job.measure, *dense.quality[mode])})" if dense is not None else "")
         for mode in MODES
     ]
-    expected = job.expected.get((network, setting.name))
-    beside = job.expected.get((network, dense.name)) if dense is not None else None
-    money = job.costs.sentence(expected, beside) if job.costs is not None and expected is not None else ""
     return (
-        f"{seconds(setting.step_s[network].value)} a step, {bytes_of(setting.wire_bytes)} on the wire. {money}{money and ' '}"
+        f"{seconds(setting.step_s[network].value)} a step, {bytes_of(setting.wire_bytes)} on the wire. {_money(job, setting, network)}"
         f"{measure_text(job.measure).capitalize()}: {', '.join(reached)}."
     )
+
+
+def _money(job: JobRuns, setting: SettingRuns, network: str) -> str:
+    """Return the expected step and money of a setting beside dense, with a space after it; empty without costs."""
+    expected, dense = job.expected.get((network, setting.name)), job.dense
+    if job.costs is None or expected is None:
+        return ""
+    beside = None if dense is None or setting is dense else job.expected.get((network, dense.name))
+    return f"{job.costs.sentence(expected, beside)} ".lstrip()
