@@ -215,7 +215,7 @@ def answer_for(job: JobRuns, network: str) -> Answer:
     on = f"On {network} {over(job.transport)}"
     chosen = job.recommended(network)
     if chosen is None or job.dense is None:
-        best = fastest(job, network)
+        best = job.fastest(network)
         return Answer(
             "No dense baseline",
             f"{on}, the fastest setting is `{best.name}`, but there is no dense run to compare it with.",
@@ -234,11 +234,6 @@ def answer_for(job: JobRuns, network: str) -> Answer:
         f"{on}, use `{chosen.name}`: {gain}.",
         facts + sure(chosen),
     )
-
-
-def fastest(job: JobRuns, network: str) -> SettingRuns:
-    """Return the fastest setting on a network, safe or not."""
-    return min(job.priced, key=lambda setting: setting.step_s[network].value)
 
 
 def sure(setting: SettingRuns) -> str:
@@ -342,7 +337,10 @@ def _facts(job: JobRuns, setting: SettingRuns, network: str) -> str:
         + (f" (dense {quality(job.measure, *dense.quality[mode])})" if dense is not None else "")
         for mode in MODES
     ]
+    expected = job.expected.get((network, setting.name))
+    beside = job.expected.get((network, dense.name)) if dense is not None else None
+    money = job.costs.sentence(expected, beside) if job.costs is not None and expected is not None else ""
     return (
-        f"{seconds(setting.step_s[network].value)} a step, {bytes_of(setting.wire_bytes)} on the wire. "
+        f"{seconds(setting.step_s[network].value)} a step, {bytes_of(setting.wire_bytes)} on the wire. {money}{money and ' '}"
         f"{measure_text(job.measure).capitalize()}: {', '.join(reached)}."
     )
