@@ -33,6 +33,7 @@ from raysim.forecast.compute import datasheet_profile, record_profile
 from raysim.forecast.fleet import SAME, Setting
 from raysim.forecast.forecast import Forecast, forecast
 from raysim.forecast.gains import Alternative, coded, forecast_parts, limit, other_ways, priced
+from raysim.network.costs import FleetCosts
 from raysim.network.prices import PAYS
 from raysim.network.topology import Network
 from raysim.notation import InputError
@@ -72,6 +73,8 @@ class Question:
     """A file of `raysim profile`."""
     tried: tuple[Setting, ...] = ()
     """Settings beside the defaults."""
+    costs: FleetCosts | None = None
+    """Money and churn beside the seconds of a step."""
 
     @property
     def config(self) -> RunConfig:
@@ -82,6 +85,7 @@ class Question:
         """Return the question in the types of TOML and JSON."""
         own = {"base": as_toml(self.base), "network": repr(self.network), "transport": self.transport}
         own |= {"device": self.device, "profile": self.profile, "tried": [[*each] for each in self.tried]}
+        own |= {"costs": self.costs and self.costs.as_mapping()}
         return {key: value for key, value in own.items() if value not in (None, [])}
 
 
@@ -103,6 +107,8 @@ class DecisionState(BaseModel):
     """The speed-up if messages of links weighed nothing."""
     parts: Parts | None = None
     """Dense's step by cause."""
+    money: str = ""
+    """Dense's step with churn and money, in a sentence; empty without `--costs`."""
     ways: list[Alternative] = []
     """Other ways to run the training, best first."""
     findings: list[str] = []
@@ -190,6 +196,8 @@ class DecisionState(BaseModel):
             settings = every(config.stages, config.num_replicas, config.steps, question.tried, tied=bool(dense.tied))
             self.dense_s, self.limit = dense.step_s(question.network), limit(dense, question.network)
             self.parts = forecast_parts(dense, question.network)
+            if question.costs is not None:
+                self.money = question.costs.sentence(dense.expected(question.costs, question.network))
             self.candidates = self._priced(settings, dense)
             if not self.left or max(self.parts._asdict().items(), key=lambda each: each[1])[0] not in SENT:
                 self.ways = other_ways(dense, question.network, device=question.device)[:MOST_WAYS]
