@@ -19,7 +19,7 @@ from raysim.network.topology import FREE
 from raysim.replication.local import LocalSteps
 from raysim.screening.candidates import SUMS, canonical, every
 from raysim.sweeps.conclusion import fastest_words
-from raysim.sweeps.contenders import MOST, Candidate, choose
+from raysim.sweeps.contenders import MOST, Candidate, by_promise, choose
 from raysim.sweeps.decide import DecisionState, Question
 
 KEYS = {"name": "small", "data": "digits", "model": "mlp", "num_stages": 3, "num_microbatches": 2, "batch_size": 16}
@@ -167,6 +167,13 @@ def test_who_races_is_beaten_by_nobody_in_speed_and_harm(figures, by_loss):
         assert not any(other != key and all(a <= b for a, b in zip(other, key, strict=True)) for other in keys)
     if left and not by_loss:
         assert min(each.error for each in left) == min(each.error for each in candidates)
+
+
+def test_race_begins_with_fastest_settings_whose_loss_at_once_is_within_margin():
+    prices = {"a": (2.0, 0.005), "b": (9.0, 0.5), "c": (4.0, None), "d": (5.0, -0.3), "e": (3.0, 0.02)}
+    candidates = [Candidate(Setting(name), speedup, difference=gap) for name, (speedup, gap) in prices.items()]
+    assert "".join(each.setting.forward for each in by_promise(candidates, 1.0)) == "dcabe"
+    assert "".join(each.setting.forward for each in by_promise(candidates, math.nan)) == "bdcea"  # without a screen
 
 
 def test_a_race_without_a_trained_setting_names_the_fastest_one():
