@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from configurations import SMALL
 from contrib_variants import AVERAGES, LOCAL, METHODS
-from replica_laws import laws_over
+from replica_laws import keeps_all_laws
 from replica_variants import (
     SHAPES,
     Apart,
@@ -58,9 +58,9 @@ def test_notation(notation) -> None:
 # Averages of gradients.
 
 
-@laws_over(AVERAGES)
-def test_law(law, variant: Variant) -> None:
-    law(variant)
+@pytest.mark.parametrize("variant", AVERAGES, ids=lambda variant: variant.notation)
+def test_all_laws(variant: Variant) -> None:
+    keeps_all_laws(variant)
 
 
 # Parameters of replicas that step by themselves.
