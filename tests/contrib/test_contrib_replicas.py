@@ -127,7 +127,7 @@ def test_parts_repeat_after_a_period_and_send_the_same(notation) -> None:
 )
 def test_bytes_planned_are_counted_and_priced(small, tmp_path, notation) -> None:
     optimizer = {"learning_rate": 0.02, "momentum": 0.0 if notation.startswith("Dion") else 0.9}
-    config = small(**FOUR, replica_gradient=notation, steps=6, optimizer=optimizer)
+    config = small(**FOUR, num_stages=2, replica_gradient=notation, steps=6, optimizer=optimizer)
     planned = forecast(config, device="T4")
     run = train(config, engine="inline", out=tmp_path / "run")
     links = run.links[run.links["direction"] == "replica_gradient"]
