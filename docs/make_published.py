@@ -73,16 +73,17 @@ def errors(table: Table, constant: float) -> list[Cell]:
 def regrets(table: Table, cells: Sequence[Cell]) -> list[float]:
     """Return how much slower raysim's choice is than the fastest measured one, as a share, for each choice of the table.
 
-    `choice` is "columns", whose highest figure is best, or "rows" with one `group`, whose lowest is best in each column.
+    `choice`: among "columns", or in each column among "rows" of one `group`. `best`: "highest" or "lowest" figure.
     """
     if "choice" not in table:
         return []
-    groups, highest = {row["name"]: row.get("group") for row in table["rows"]}, table["choice"] == "columns"
+    groups, columns = {row["name"]: row.get("group") for row in table["rows"]}, table["choice"] == "columns"
+    power = -1 if table["best"] == "highest" else 1
     options: dict[tuple[str, ...], list[tuple[float, float]]] = {}
     for row, column, measured, predicted, _ in cells:
-        key = (row,) if highest else (groups[row], column)
+        key = (row,) if columns else (groups[row], column)
         if key[0] is not None:
-            options.setdefault(key, []).append((1 / predicted, 1 / measured) if highest else (predicted, measured))
+            options.setdefault(key, []).append((predicted**power, measured**power))
     return [min(each)[1] / min(measured for _, measured in each) - 1 for each in options.values()]
 
 
@@ -152,9 +153,9 @@ INTRODUCTION = """# Predicted beside published
 
 Median errors are 0.1 to 24 % over fourteen published tables. [Every cell](published.csv) has the published figure, raysim's prediction,
 and the signed error (positive: raysim's is larger). At most one constant a table is fitted; errors are of the other cells. *Regret*:
-choices of a schedule, an average or a placement in which raysim's is not the fastest measured one, and how much slower it is.
-[Validation](validation.md) has raysim's own runs. `docs/measurements/published.toml` has the assumptions of each prediction, and
-`python docs/make_published.py` writes this page.
+choices of a schedule, average, placement, codec or H in which raysim's is not the fastest measured one, and how much slower it is.
+[Validation](validation.md) has raysim's own runs, [harm by size](sizes.md) published losses. `docs/measurements/published.toml` has the
+assumptions, and `python docs/make_published.py` writes this page.
 """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from raysim.analysis.report.gather import gather
@@ -85,7 +86,7 @@ def stay_priced(decision: DecisionState) -> list[str]:
     return [
         f"Stay dense on {network!r}. {CAUSES[largest]}: {causes[largest] / decision.dense_s:.0%} of a step of "
         f"{format_seconds(decision.dense_s)}. Messages of links that weigh nothing would make it {three_digits(decision.limit)} times "
-        f"as fast, and {gain}. {better}",
+        f"as fast, and {gain}. {better}{decision.money and ' '}{decision.money}",
     ]
 
 
@@ -114,7 +115,8 @@ def conclude(decision: DecisionState, sweep: Sweep) -> None:
         for row in sweep.rows
     }
     results = sweep.results
-    jobs = [] if results is None else gather(results, [question.network], sweep.study.compute, decision.compute).jobs
+    material = partial(gather, networks=[question.network], compute=sweep.study.compute, profile=decision.compute)
+    jobs = [] if results is None else material(results, costs=question.costs).jobs
     if not jobs:
         decision.end([f"No decision: no run of the race ended. It lies in {sweep.store.out}."])
         return

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from raysim.forecast.fleet import SAME, Setting
+from raysim.quality import MEASURES
 from raysim.screening.screen import Screened, words
 from raysim.screening.verdicts import HOPELESS, NO_GAIN
 
@@ -95,6 +96,17 @@ def choose(candidates: Sequence[Candidate], *, by_loss: bool, kept: Sequence[Set
         for i, each in enumerate(front):
             if i not in places and each.setting not in kept:
                 each.outcome, each.reason = SET_ASIDE, "others race that are a little faster, and do a little less harm"
+
+
+def by_promise(candidates: Sequence[Candidate], dense_loss: float) -> list[Candidate]:
+    """Sort candidates by their price, fastest first, those with a loss at once beyond the margin last."""
+    loss = MEASURES["loss"]
+
+    def key(each: Candidate) -> tuple[bool, float]:
+        harm = loss.harm(dense_loss + (each.difference or 0.0), dense_loss)
+        return harm > loss.margin, -(each.speedup or 0.0)
+
+    return sorted(candidates, key=key)
 
 
 def fastest_pair(candidates: Sequence[Candidate]) -> list[Candidate]:

@@ -33,6 +33,7 @@ from raysim.forecast.compute import datasheet_profile, record_profile
 from raysim.forecast.fleet import SAME, Setting
 from raysim.forecast.forecast import Forecast, forecast
 from raysim.forecast.gains import Alternative, coded, forecast_parts, limit, other_ways, priced
+from raysim.network.costs import FleetCosts
 from raysim.network.prices import PAYS
 from raysim.network.topology import Network
 from raysim.notation import InputError
@@ -44,7 +45,7 @@ from raysim.screening.verdicts import NO_GAIN, knowledge
 from raysim.storage.files import read_text, write_whole
 from raysim.storage.texts import parse_json
 from raysim.sweeps.budget import Budget, duration
-from raysim.sweeps.contenders import Candidate, choose, fastest_pair, nested
+from raysim.sweeps.contenders import Candidate, by_promise, choose, fastest_pair, nested
 from raysim.sweeps.store import Store
 from raysim.sweeps.study import Study, as_toml, check_same
 from raysim.sweeps.study_file import read_study
@@ -72,6 +73,8 @@ class Question:
     """A file of `raysim profile`."""
     tried: tuple[Setting, ...] = ()
     """Settings beside the defaults."""
+    costs: FleetCosts | None = None
+    """Money and churn beside the seconds of a step."""
 
     @property
     def config(self) -> RunConfig:
@@ -82,6 +85,7 @@ class Question:
         """Return the question in the types of TOML and JSON."""
         own = {"base": as_toml(self.base), "network": repr(self.network), "transport": self.transport}
         own |= {"device": self.device, "profile": self.profile, "tried": [[*each] for each in self.tried]}
+        own |= {"costs": self.costs and self.costs.as_mapping()}
         return {key: value for key, value in own.items() if value not in (None, [])}
 
 
@@ -103,6 +107,8 @@ class DecisionState(BaseModel):
     """The speed-up if messages of links weighed nothing."""
     parts: Parts | None = None
     """Dense's step by cause."""
+    money: str = ""
+    """Dense's step with churn and money, in a sentence; empty without `--costs`."""
     ways: list[Alternative] = []
     """Other ways to run the training, best first."""
     findings: list[str] = []
@@ -190,6 +196,8 @@ class DecisionState(BaseModel):
             settings = every(config.stages, config.num_replicas, config.steps, question.tried, tied=bool(dense.tied))
             self.dense_s, self.limit = dense.step_s(question.network), limit(dense, question.network)
             self.parts = forecast_parts(dense, question.network)
+            if question.costs is not None:
+                self.money = question.costs.sentence(dense.expected(question.costs, question.network))
             self.candidates = self._priced(settings, dense)
             if not self.left or max(self.parts._asdict().items(), key=lambda each: each[1])[0] not in SENT:
                 self.ways = other_ways(dense, question.network, device=question.device)[:MOST_WAYS]
@@ -252,7 +260,7 @@ class DecisionState(BaseModel):
         question = self.question
         with self.part("screened"):
             tried = [each for each in dict.fromkeys(each.screened for each in self.left) if each != Setting()]
-            config, plan = question.config, None
+            config, plan, loss = question.config, None, math.nan
             if tried:
                 done = screen(
                     config,
@@ -265,9 +273,9 @@ class DecisionState(BaseModel):
                     say=say,
                 )
                 self._take(done)
-                plan = done.plan
+                plan, loss = done.plan, done.dense.result.measures["loss"].value
             self.candidates += fastest_pair(self.left)
-            settings = [each.setting for each in self.left]
+            settings = [each.setting for each in by_promise(self.left, loss)]
             if settings:
                 values = study_of(
                     plan or prepare(config).plan, [question.network], settings, question.base, question.transport

@@ -1,21 +1,32 @@
 """A race within its budget: the cost of its parts, the parts that fit, the plan and its revisions, and a summary.
 
-The number of seeds may change as long as no verdict depends on the change. Before any setting has a final evaluation, the rest of the
-race is simulated from its standing to find the number with the best chance of an answer. Until a setting has been trained on all
-planned seeds, a plan that the leading setting cannot finish is shortened, by cost alone. After the planned seeds, the rest of the
-budget goes to a later interim analysis, which has its own share of the error (`analysis.comparison.rule`).
+The first plan has the numbers of settings and seeds with the best chance of an answer, by simulated races; the other settings wait
+until nothing is left to do for the first. The number of seeds may change as long as no verdict depends on the change. Before any
+setting has a final evaluation, the rest of the race is simulated from its standing to find the number with the best chance of an
+answer. Until a setting has been trained on all planned seeds, a plan that the leading setting cannot finish is shortened, by cost
+alone. After the planned seeds, the rest of the budget goes to a later interim analysis, which has its own share of the error
+(`analysis.comparison.rule`).
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from statistics import fmean
+from statistics import fmean, median
 
 from raysim.analysis.comparison.race import RUNGS
-from raysim.analysis.comparison.race_plan import SEEDS, FreshStanding, Standing, best, simulate_races
+from raysim.analysis.comparison.race_plan import (
+    SEEDS,
+    RacePlan,
+    Simulated,
+    Standing,
+    best,
+    best_plan,
+    fresh_races,
+    simulate_races,
+)
 from raysim.analysis.comparison.rule import MIN_SEEDS, MOST_SEEDS, looks_after, seeds_to_decide
 from raysim.sweeps.budget import Spending, duration
 from raysim.sweeps.race_rounds import RaceRounds, RoundEntry
@@ -68,51 +79,68 @@ class RaceBudget:
                 f"`budget` = {budget!r} is below one pair of runs: dense and one setting on one seed take about "
                 f"{duration(pair_s)}. Give at least {duration(3 * len(RUNGS) * pair_s / 2)}, or train fewer steps."
             )
-        races = simulate_races(rounds.race, FreshStanding(count), spread=self.spread, seeds=self._options())
-        half, plan, twice = (best(races.within(share * self.spending.total_s, run_s)) for share in (0.5, 1.0, 2.0))
+        races = self._fresh(count)
+        half, plan, twice = (best_plan(races, share * self.spending.total_s, run_s) for share in (0.5, 1.0, 2.0))
+        raced = plural(count, "setting") if plan.settings == count else f"{plan.settings} of {count} settings"
         self._say(
-            f"Budget {budget}: a run takes {duration(run_s)}. {plural(count, 'setting')} and dense race on {plan.seeds} "
+            f"Budget {budget}: a run takes {duration(run_s)}. {raced} and dense race on {plan.seeds} "
             f"seeds: about {plan.runs:.0f} whole runs in {self._takes(plan.seconds)}."
         )
         self._say(
             f"If a third of the settings are harmless, and harm spreads by {self.spread:g} {rounds.measure.unit} over seeds, one of "
-            f"them is called safe with a chance of {plan.chance:.0%}; with half the budget {half.chance:.0%} ({half.seeds} seeds), "
-            f"with twice {twice.chance:.0%} ({twice.seeds})."
+            f"them is called safe with a chance of {plan.chance:.0%}; with half the budget {half.chance:.0%} ({_terms(half)}), "
+            f"with twice {twice.chance:.0%} ({_terms(twice)})."
         )
-        self._take(plan.seeds)
+        self._take(plan.seeds, rounds.running[plan.settings :])
         return None
 
     def next_entries(self) -> list[RoundEntry]:
         """Return the parts of the next round within the budget, after revising the plan if that is still allowed."""
         self._plan_again()
         while True:
-            entries = self.rounds.next_entries(self.aside)
+            entries = self.rounds.next_entries(self.aside | self.rounds.waiting)
             if entries and (kept := self._within(entries)):
                 return kept
-            if not entries and not self._go_further():
+            if not entries and not self._go_further() and not self._let_in():
                 return []
 
     def _options(self) -> list[int]:
         most = len(self.rounds.all_seeds)
         return [seeds for seeds in SEEDS if self.rounds.race.first <= seeds <= most] or [most]
 
-    def _take(self, seeds: int) -> None:
-        self.rounds.plan_seeds(seeds)
+    def _fresh(self, count: int) -> list[Simulated]:
+        """Simulate races of up to `count` settings that have not begun."""
+        rounds = self.rounds
+        trained = len(rounds.trained_seeds(rounds.dense, least=1.0))
+        seeds = [rounds.race.plan] if trained else self._options()
+        seen = [rounds.race.spread(each, rounds.evidence) for each in rounds.evidence.values() if each.final]
+        spread = median(seen) if seen else self.spread
+        return fresh_races(rounds.race, count, spread=spread, seeds=seeds, dense=trained, start=self._start_share)
+
+    @property
+    def _start_share(self) -> float:
+        """The seconds to start a part of dense's run, over those of the whole run."""
+        start_s, steps_s = self._start_and_steps_s(self.rounds.dense)
+        return start_s / (start_s + steps_s)
+
+    def _take(self, seeds: int, waiting: Iterable[int] = ()) -> None:
+        self.rounds.plan_seeds(seeds, waiting)
         self._on_plan(seeds)
 
     def _plan_again(self) -> None:
         """Change the number of seeds for a clearly better chance of an answer, before any final evaluation is known."""
         rounds, evidence = self.rounds, self.rounds.evidence
-        running = [trial for trial in rounds.running if trial not in self.aside]
+        running = [trial for trial in rounds.running if trial not in self.aside | rounds.waiting]
         if not running or any(each.final for each in evidence.values()) or not evidence.keys() >= set(running):
             return
         dense_s = self.run_s(rounds.dense)
         costs = {trial: self.run_s(trial) / dense_s for trial in running}
-        standing = Standing(evidence, running, costs, len(rounds.trained_seeds(rounds.dense, least=1.0)))
+        dense = len(rounds.trained_seeds(rounds.dense, least=1.0))
+        standing = Standing(evidence, running, costs, dense, self._start_share)
         options = {*self._options(), rounds.race.seeds}
         races = simulate_races(rounds.race, standing, spread=self.spread, seeds=sorted(options))
         plans = races.within(self.left_s, dense_s)
-        before, after = plans[rounds.race.seeds], best(plans)
+        before, after = plans[rounds.race.seeds], best(plans.values())
         if after.chance >= before.chance + GAIN:
             self._say(
                 f"Planned again after {self.spent}, by harm and cost so far: {after.seeds} seeds in place of {before.seeds}, with a "
@@ -185,6 +213,20 @@ class RaceBudget:
             return True
         return False
 
+    def _let_in(self) -> bool:
+        """Let waiting trials into the race, as many as have the best chance of an answer in what is left of the budget."""
+        rounds, run_s = self.rounds, self.run_s(self.rounds.dense)
+        waiting = [trial for trial in rounds.running if trial in rounds.waiting]
+        if not waiting or 2 * run_s > self.left_s:
+            return False
+        plan = best_plan(self._fresh(len(waiting)), self.left_s, run_s)
+        self._say(
+            f"Planned again after {self.spent}: the next {plan.settings} of {plural(len(waiting), 'waiting setting')} on {plan.seeds} "
+            f"seeds, in the {self._takes(self.left_s)} left, with a chance of {plan.chance:.0%} to call a harmless one safe."
+        )
+        rounds.waiting.difference_update(waiting[: plan.settings])
+        return True
+
     @property
     def trained_s(self) -> float:
         """Training seconds of all ended parts."""
@@ -249,7 +291,8 @@ class RaceBudget:
             end += f"Undecided on all seeds: {plural(len(undecided), 'setting')}. "
         return [
             *(
-                f"Open: {self._named(trial)}: its {len(rounds.seeds)} seeds would take {self._takes(self.finish_s(trial))} more."
+                f"Open: {self._named(trial)}{', not begun' if trial in rounds.waiting else ''}: its {len(rounds.seeds)} seeds would "
+                f"take {self._takes(self.finish_s(trial))} more."
                 for trial in running
             ),
             *map(self._undecided_line, undecided),
@@ -286,3 +329,7 @@ class RaceBudget:
     def _takes(self, runs_s: float) -> str:
         """Return the duration of run-seconds in words."""
         return duration(self.spending.elapsing_s(runs_s))
+
+
+def _terms(plan: RacePlan) -> str:
+    return f"{plural(plan.settings, 'setting')}, {plan.seeds} seeds"

@@ -8,7 +8,7 @@ within a budget also on the duration of runs: see `sweeps.race_budget`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Container, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -25,7 +25,7 @@ from raysim.sweeps.trial import part_steps
 if TYPE_CHECKING:
     from raysim.sweeps.race_budget import RaceBudget
 
-AT_ONCE = "at once"
+AT_ONCE, WAITS = "at once", "waits"
 OUT = ("failed", AT_ONCE)
 """Decisions by which a trial leaves without a verdict of the race."""
 
@@ -34,7 +34,7 @@ COLUMNS = pa.schema(
         ("round", pa.int64()),
         ("trial", pa.int64()),  # Optuna's number
         # "train"; why the trial left: "harmful", "hopeless", "slower", "failed", "at once" (hopeless before its first step);
-        # "plan" of a budget; "further" than the plan
+        # "plan" of a budget; "further" than the plan; "waits" until the others have left time
         ("decision", pa.string()),
         ("seeds", pa.list_(pa.int64())),  # trained in this round, behind the exit, or planned from here on
         ("share", pa.float64()),  # of the steps at which the part ends
@@ -72,7 +72,7 @@ class RoundEntry:
     @property
     def is_exit(self) -> bool:
         """True if the trial left by a decision of the race."""
-        return self.decision not in ("train", *OUT, "plan", "further")
+        return self.decision not in ("train", *OUT, "plan", "further", WAITS)
 
     @property
     def exit(self) -> RaceExit:
@@ -111,14 +111,15 @@ class RaceRounds:
     ) -> None:
         self.file = file
         self.race = race
-        self.all_seeds = list(seeds)
-        self.dense = dense
+        self.all_seeds, self.dense = list(seeds), dense
         self.measure = measure
         self.run_of, self._cost_of = run_of, cost_of
         self.budget: RaceBudget | None = None
         self.left: dict[int, RaceExit] = {}
         self.further: dict[int, int] = {}
         """Numbers of seeds of trials that went on after the planned ones."""
+        self.waiting: set[int] = set()
+        """Running trials that a budget leaves out for now: no part of them has begun."""
         self.evidence: dict[int, Evidence] = {}
         self._entrants = list(entrants)
         self._dense_losses: dict[int, Losses] = {}  # of ended runs, by seed
@@ -166,8 +167,10 @@ class RaceRounds:
         seeds = [seed for seed in self.all_seeds if seed in needed]
         return [RoundEntry(planned[0].round, self.dense, "train", seeds, 1.0, 0.0), *planned]
 
-    def plan_seeds(self, count: int) -> None:
+    def plan_seeds(self, count: int, waiting: Iterable[int] = ()) -> None:
         """Race on the first `count` seeds from now on; trials that already have as many leave by the decisions on these."""
+        for trial in waiting:
+            self._note(WAITS, trial, 0)
         self._note("plan", self.dense, count)
         self._leave(self._entries[-1].round)
         self._write()
@@ -270,6 +273,10 @@ class RaceRounds:
         count = len(entry.seeds)
         if entry.decision == "plan":
             self.race = replace(self.race, seeds=count, planned=None)
+        elif entry.decision == WAITS:
+            self.waiting.add(entry.trial)
+        elif entry.decision == "train":
+            self.waiting.discard(entry.trial)
         elif entry.decision == AT_ONCE:  # never judged
             self.race = replace(self.race, family=max(1, self.race.family - 1))
         elif entry.decision == "further":

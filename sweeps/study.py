@@ -180,9 +180,13 @@ class Study:
 
     @cached_property
     def grid(self) -> list[dict[str, Choice]]:
-        """The points of a grid, shuffled by the sampler's seed: the first of them are a sample of the whole."""
+        """The points of a grid, shuffled by the sampler's seed: the first of them are a sample of the whole.
+
+        A race has the order of the space, which says what to train first if a budget is too small for all.
+        """
         grid = grid_points(self._draw) if self.sampler == "grid" else []
-        Random(self.sampler_seed).shuffle(grid)
+        if self.race is None:
+            Random(self.sampler_seed).shuffle(grid)
         return grid
 
     def drawn(self) -> list[tuple[Mapping[str, Choice], Mapping[str, Any]]]:

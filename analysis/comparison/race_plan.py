@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -34,8 +34,10 @@ def usual_spread(measure: Measure, *, branched: bool) -> float:
 
 
 class RacePlan(NamedTuple):
-    """A race within a budget: seeds of each setting, the cost, and the chance that it calls a harmless setting safe."""
+    """A race within a budget: its settings and their seeds, the cost, and the chance that it calls a harmless setting safe."""
 
+    settings: int
+    """Settings in the race; the others of the study wait for time that is left."""
     seeds: int
     budget_s: float
     runs: float
@@ -56,6 +58,8 @@ class Standing:
     """Seconds of a whole run of a setting, over those of dense."""
     dense: int = 0
     """Seeds of dense that have been trained."""
+    start: float = 0.0
+    """Seconds to start a part of a run, over those of a whole run of dense."""
 
     def draw(self, race: Race, rng: np.random.Generator) -> tuple[dict[Any, float], dict[Any, float]]:
         """Draw final harms of the settings in the race that agree with their forecasts, and noise-free forecasts."""
@@ -73,19 +77,19 @@ class Standing:
 
 
 class FreshStanding(Standing):
-    """A race that has not begun: a third of its settings are harmless, and their speeds are in random order."""
+    """Settings that have not begun: a third of the race's family is harmless, and their speeds are in random order."""
 
-    def __init__(self, settings: int) -> None:
+    def __init__(self, settings: int, *, dense: int = 0, start: float = 0.0) -> None:
         names = [f"{i:04d}" for i in range(settings)]
         evidence = {name: Evidence(step_s=float(i)) for i, name in enumerate(names)}
-        super().__init__(evidence, names, dict.fromkeys(names, 1.0))
+        super().__init__(evidence, names, dict.fromkeys(names, 1.0), dense, start)
 
     def draw(self, race: Race, rng: np.random.Generator) -> tuple[dict[Any, float], dict[Any, float]]:
         harmless = max(1, round(HARMLESS * race.family))
         low, high = (math.log(each) for each in HARMS)
         drawn = [*rng.uniform(0, 0.5, harmless), *np.exp(rng.uniform(low, high, race.family - harmless))]
         order = rng.permutation(race.family)
-        harms = {name: race.margin * float(drawn[j]) for name, j in zip(self.running, order, strict=True)}
+        harms = {name: race.margin * float(drawn[j]) for name, j in zip(self.running, order, strict=False)}
         off = DEVIATION.mean + DEVIATION.between * rng.standard_normal()
         ratios = {name: math.exp(off + DEVIATION.within * rng.standard_normal()) for name in harms}
         return harms, {name: harm / ratios[name] for name, harm in harms.items()}
@@ -97,17 +101,19 @@ def race_plan(
     """Return the expected outcome of a race within half a budget, the budget, and twice as much, a row for each.
 
     `run_s`: seconds of a whole run. `budget_s`: seconds for all runs together. `spread` is the standard
-    deviation over seeds of a harmless setting's harm, in the unit of `margin`. The number of seeds is the best of `seeds`. A third of
-    the settings are assumed harmless, as in the kept studies; `chance` is that of calling one of them safe.
+    deviation over seeds of a harmless setting's harm, in the unit of `margin`. The number of seeds is the best of `seeds`, and that
+    of settings the best of `settings` and its halves. A third of the settings are assumed harmless, as in the kept studies; `chance`
+    is that of calling one of them safe.
     """
-    races = simulate_races(Race(max(seeds), margin, settings), FreshStanding(settings), spread=spread, seeds=seeds)
+    races = fresh_races(Race(max(seeds), margin, settings), settings, spread=spread, seeds=seeds)
     budgets_s = [share * budget_s for share in (0.5, 1, 2)]
-    return pd.DataFrame([best(races.within(each, run_s)) for each in budgets_s], columns=list(RacePlan._fields))
+    return pd.DataFrame([best_plan(races, each, run_s) for each in budgets_s], columns=list(RacePlan._fields))
 
 
 class Simulated(NamedTuple):
     """Simulated races by number of seeds: the training in each race, in units of a dense run."""
 
+    settings: int
     answered: dict[int, list[float]]
     """Until a harmless setting was called safe: infinite if none was."""
     total: dict[int, list[float]]
@@ -119,14 +125,39 @@ class Simulated(NamedTuple):
         for seeds, answered in self.answered.items():
             chance = float(np.mean([runs <= limit for runs in answered]))
             runs = float(np.mean([min(runs, limit) for runs in self.total[seeds]]))
-            plans[seeds] = RacePlan(seeds, budget_s, runs, runs * run_s, chance)
+            plans[seeds] = RacePlan(self.settings, seeds, budget_s, runs, runs * run_s, chance)
         return plans
 
 
-def best(plans: Mapping[int, RacePlan]) -> RacePlan:
-    """Return the plan with the fewest seeds among those with (nearly) the best chance of an answer."""
-    least = (1 - TIE) * max(plan.chance for plan in plans.values())
-    return min((plan for plan in plans.values() if plan.chance >= least), key=lambda plan: plan.seeds)
+def best(plans: Iterable[RacePlan]) -> RacePlan:
+    """Return the plan with the most settings, then the fewest seeds, among those with (nearly) the best chance of an answer.
+
+    If none has a chance, the plan with the fewest settings comes nearest to one.
+    """
+    plans = list(plans)
+    most = max(plan.chance for plan in plans)
+    sign = -1 if most else 1
+    return min(
+        (plan for plan in plans if plan.chance >= (1 - TIE) * most), key=lambda plan: (sign * plan.settings, plan.seeds)
+    )
+
+
+def best_plan(races: Iterable[Simulated], budget_s: float, run_s: float) -> RacePlan:
+    """Return the best plan within a budget, of which a dense run takes `run_s` seconds, see `best`."""
+    return best(plan for each in races for plan in each.within(budget_s, run_s).values())
+
+
+def fresh_races(
+    race: Race, settings: int, *, spread: float, seeds: Sequence[int], dense: int = 0, start: float = 0.0
+) -> list[Simulated]:
+    """Play races of `settings` that have not begun, and of a half, a quarter, and so on, see `Standing`."""
+    counts = [settings]
+    while counts[-1] > 1:
+        counts.append(-(-counts[-1] // 2))
+    return [
+        simulate_races(race, FreshStanding(count, dense=dense, start=start), spread=spread, seeds=seeds)
+        for count in counts
+    ]
 
 
 def simulate_races(race: Race, standing: Standing, *, spread: float, seeds: Sequence[int]) -> Simulated:
@@ -139,7 +170,8 @@ def simulate_races(race: Race, standing: Standing, *, spread: float, seeds: Sequ
         for count in seeds
     }
     answered = {count: [each[0] for each in races] for count, races in played.items()}
-    return Simulated(answered, {count: [each[1] for each in races] for count, races in played.items()})
+    total = {count: [each[1] for each in races] for count, races in played.items()}
+    return Simulated(len(standing.running), answered, total)
 
 
 def _play(race: Race, standing: Standing, spread: float, rng: np.random.Generator) -> tuple[float, float]:
@@ -163,7 +195,8 @@ def _play(race: Race, standing: Standing, spread: float, rng: np.random.Generato
                     observed=(*before.observed, Observation(tuple(seen), float(seen.mean())))
                 )
                 begun = RUNGS[part.rung - 1] if part.rung else 0.0
-            runs += standing.costs[name] * len(part.seeds) * (RUNGS[part.rung] - begun)
+            share = standing.start + (1 - standing.start) * (RUNGS[part.rung] - begun)
+            runs += standing.costs[name] * len(part.seeds) * share
         if math.isinf(answered) and good & set(race.safe(evidence)):
             answered = runs + dense
     return answered, runs + dense

@@ -29,6 +29,7 @@ from raysim.analysis.report.tables import (
 )
 from raysim.analysis.report.write import write_report
 from raysim.analysis.runs.loading import load
+from raysim.network.costs import FleetCosts
 from raysim.network.presets import parse_network
 from raysim.network.topology import Network
 from raysim.plugins import from_record
@@ -69,14 +70,15 @@ def compose(
     profile: Path | str | None = None,
     transport: str | None = None,
     asked: Asked | None = None,
+    costs: FleetCosts | None = None,
 ) -> Page:
     """Return the report of the runs in a folder or bucket, at any depth, priced on networks; or that of a screen's folder.
 
     `networks` default to the presets of `NETWORKS` and the network on which the studies compare steps. `first` is the name of the
     initially chosen network: by default that of the studies, or the first of `networks` if these lack it. `compute` and
     `profile` are as for `Replay`; `transport` is that of the studies by default, else "ray". `asked`: a model of another size, to
-    which the harms are carried. Raises AnalysisError if there is no such folder or no run in it, or if `carry` raises it, and
-    ValueError for an unknown network.
+    which the harms are carried. `costs`: money and churn beside the seconds of a step. Raises AnalysisError if there is no such folder
+    or no run in it, or if `carry` raises it, and ValueError for an unknown network.
     """
     place = open_folder(folder)
     if (place / SCREEN).is_file():
@@ -93,7 +95,7 @@ def compose(
     if networks is None:
         networks = NETWORKS if own in NETWORKS else (own, *NETWORKS)
     parsed = [parse_network(network) if isinstance(network, str) else network for network in networks]
-    material = gather(results, parsed, compute, profile, first=first or own, transport=transport)
+    material = gather(results, parsed, compute, profile, first=first or own, transport=transport, costs=costs)
     summarised, *others = _sections(material)  # adds problems as it reads tables
     jobs = (*material.jobs, *material.probes)
     settings = sum(len(job.settings) for job in jobs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from operator import methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from raysim.analysis.report.material import MODES, JobRuns, Material, MeanQualit
 from raysim.analysis.runs.estimates import Estimate
 from raysim.analysis.runs.results import Results
 from raysim.config.identity import DENSE_SETTING, Setting, as_text
+from raysim.network.costs import Expected, FleetCosts
 from raysim.network.topology import Network
 from raysim.quality import Measure
 
@@ -31,23 +33,24 @@ def gather(
     *,
     first: str | None = None,
     transport: str | None = None,
+    costs: FleetCosts | None = None,
 ) -> Material:
     """Return the material of the sections; `first`: the initially chosen network, if it is among `networks`.
 
-    `transport` is by default that of the runs' study, see `Results.transport_of`.
+    `transport` is by default that of the runs' study, see `Results.transport_of`. `costs`: money and churn.
     """
     by_name = {repr(network): network for network in networks}
     chosen = first if first is not None and first in by_name else next(iter(by_name))
     transport = transport or results.transport_of(results.runs["study"].dropna())
     options = {"compute": compute, "profile": profile, "transport": transport}
-    material = Material(results, by_name, chosen, options)
+    material = Material(results, by_name, chosen, options, costs)
     runs = material.finished.runs
     if not len(runs):
         return material
     jobs = []
     for i, (name, title) in enumerate(titles(runs.to_dict("records")).items(), start=1):
         job = _job(f"job{i}", title, runs[runs["job"] == name], material)
-        jobs.append(replace(job, home=_home(job, material)))
+        jobs.append(replace(job, home=_home(job, material), costs=costs, expected=_expected(job, material)))
     probes = [job for job in jobs if is_probe(job.runs.iloc[0].to_dict())]
     return replace(material, jobs=[job for job in jobs if job not in probes], probes=probes)
 
@@ -59,6 +62,20 @@ def _home(job: JobRuns, material: Material) -> dict[str, dict[str, Mapping[str, 
         prices = {name: material.price(setting.runs, transport=name) for name in HOME_TRANSPORTS}
         home[setting.name] = {name: price.get("speedup", {}) for name, price in prices.items()}
     return home
+
+
+def _expected(job: JobRuns, material: Material) -> dict[tuple[str, str], Expected]:
+    """Return the step of dense and of the setting to use on each network, with its churn and money."""
+    if material.costs is None or not job.priced:
+        return {}
+    expected = {}
+    for name, network in material.networks.items():
+        chosen = job.recommended(name) or job.fastest(name)
+        for setting in {chosen, job.dense or chosen}:
+            if setting.step_s:
+                steps = material.priced(setting.runs, methodcaller("expected", material.costs, network))
+                expected[name, setting.name] = Expected.mean(steps)
+    return expected
 
 
 def _job(key: str, title: str, runs: pd.DataFrame, material: Material) -> JobRuns:

@@ -22,6 +22,7 @@ from raysim.analysis.runs.estimates import Estimate
 from raysim.analysis.runs.prices import dense_partners
 from raysim.analysis.runs.results import Results
 from raysim.analysis.runs.step import Replay
+from raysim.network.costs import Expected, FleetCosts
 from raysim.network.prices import PAYS, WireSeconds
 from raysim.network.topology import Network
 from raysim.quality import Measure
@@ -109,6 +110,10 @@ class JobRuns:
     """The transport of all its prices except `home`."""
     home: Mapping[str, Mapping[str, Mapping[str, Estimate]]] = field(default_factory=dict)
     """By the name of a setting to take home, transport of other training code, and network: its speed-up there."""
+    costs: FleetCosts | None = None
+    """Money and churn beside the seconds of a step."""
+    expected: Mapping[tuple[str, str], Expected] = field(default_factory=dict)
+    """By the names of a network and of dense or the setting to use there: its step with `costs`; empty without them."""
 
     @cached_property
     def dense(self) -> SettingRuns | None:
@@ -150,6 +155,10 @@ class JobRuns:
             return None
         safe = [setting for setting in self.faster(network) if setting.verdict == "safe"]
         return max(safe, key=lambda setting: setting.speedup[network].value, default=self.dense)
+
+    def fastest(self, network: str) -> SettingRuns:
+        """Return the fastest setting on a network, safe or not."""
+        return min(self.priced, key=lambda setting: setting.step_s[network].value)
 
     def faster(self, network: str) -> list[SettingRuns]:
         """Return the compressed settings, safe or not, faster than dense beyond their interval and by `PAYS`."""
@@ -212,6 +221,7 @@ class Material:
     """The network chosen at first."""
     options: Mapping[str, Any]
     """The keyword arguments of `Results.replay`."""
+    costs: FleetCosts | None = None
     jobs: Sequence[JobRuns] = ()
     """The jobs of trained runs."""
     probes: Sequence[JobRuns] = ()
@@ -238,12 +248,17 @@ class Material:
 
     def steps_s(self, runs: Iterable[str], networks: Sequence[Network]) -> list[float]:
         """Return the mean seconds of a step of priced runs on each network, without intervals."""
-        seconds = []
-        for run in runs:
-            with suppress(ReplayError):  # named in the problems, by `price`
-                seconds.append(self.replay(run).step_seconds(networks).mean(axis=1))
+        seconds = self.priced(runs, lambda replay: replay.step_seconds(networks).mean(axis=1))
         means: list[float] = np.mean(seconds, axis=0).tolist()
         return means
+
+    def priced(self, runs: Iterable[str], of: Callable[[Replay], T]) -> list[T]:
+        """Return a figure of each run that has a price; `price` names the others in the problems."""
+        figures = []
+        for run in runs:
+            with suppress(ReplayError):
+                figures.append(of(self.replay(run)))
+        return figures
 
     def price(self, runs: Iterable[str], **options: Any) -> dict[str, Any]:
         """Return the fields of `SettingRuns` from `priced` on, means over the runs of a setting; `options`: as for `replay`.

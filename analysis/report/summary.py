@@ -32,7 +32,6 @@ from raysim.analysis.report.words import (
     GAIN,
     against_dense,
     answer_for,
-    fastest,
     listed,
     measure_text,
     quality_formats,
@@ -116,7 +115,7 @@ def _curve_settings(job: JobRuns) -> list[SettingRuns]:
     chosen = job.on_some_network(job.taken_home)
     if not chosen:
         compressed = [setting for setting in job.priced if not setting.dense and setting.speedup] or [
-            fastest(job, job.networks[0])
+            job.fastest(job.networks[0])
         ]
         chosen = [max(compressed, key=lambda setting: max((s.value for s in setting.speedup.values()), default=0.0))]
     dense = [job.dense] if job.dense is not None and job.dense.step_s else []
@@ -128,6 +127,8 @@ def _caveats(job: JobRuns, material: Material) -> Iterator[str]:
     yield f"Bytes are counted from the packets; step times are simulated on the network. {job.compute}"
     reference = job.dense if job.dense in job.priced and job.dense is not None else job.priced[0]
     yield from material.replay(reference.priced).notes
+    if job.costs is not None:
+        yield f"Money and churn: {job.costs.words()}."
     others = [material.replay(setting.priced).recording for setting in job.priced if setting is not reference]
     yield from sorted(filter(None, {recording.more_than_dense for recording in others}))
     for warning, runs in job.runs["warning"].dropna().value_counts().head(MOST_WARNINGS).items():
@@ -182,7 +183,7 @@ def _short_why(job: JobRuns, network: str) -> str:
 
 def _row(job: JobRuns, network: str) -> dict[str, Any]:
     recommended = job.recommended(network)
-    chosen = recommended or fastest(job, network)
+    chosen = recommended or job.fastest(network)
     if recommended is None:
         evidence = "no dense run"
     elif chosen.dense:
@@ -196,6 +197,7 @@ def _row(job: JobRuns, network: str) -> dict[str, Any]:
         "step": chosen.step_s[network],
         "dense step": chosen.dense_step_s.get(network, math.nan),
         "speed-up": "1" if chosen.dense else chosen.speedup.get(network, "unknown"),
+        **({} if job.costs is None else job.costs.cells(job.expected[network, chosen.name])),
         "bytes a step": chosen.wire_bytes,
         **{mode: chosen.quality[mode] for mode in MODES},
         "evidence": evidence,

@@ -215,7 +215,7 @@ def answer_for(job: JobRuns, network: str) -> Answer:
     on = f"On {network} {over(job.transport)}"
     chosen = job.recommended(network)
     if chosen is None or job.dense is None:
-        best = fastest(job, network)
+        best = job.fastest(network)
         return Answer(
             "No dense baseline",
             f"{on}, the fastest setting is `{best.name}`, but there is no dense run to compare it with.",
@@ -227,18 +227,13 @@ def answer_for(job: JobRuns, network: str) -> Answer:
         return Answer("Only dense was trained", sentence, facts)
     if chosen.dense:
         sentence = f"{on}, stay dense: {seconds(chosen.step_s[network].value)} a step."
-        return Answer("Stay dense", sentence, _why_dense(job, chosen, network))
+        return Answer("Stay dense", sentence, _money(job, chosen, network) + _why_dense(job, chosen, network))
     gain = f"{_faster_than_dense(chosen, network)}, with {chosen.factor:.1f} times fewer bytes"
     return Answer(
         f"Use `{chosen.name}`: {chosen.speedup[network].value:.2f} times as fast",
         f"{on}, use `{chosen.name}`: {gain}.",
         facts + sure(chosen),
     )
-
-
-def fastest(job: JobRuns, network: str) -> SettingRuns:
-    """Return the fastest setting on a network, safe or not."""
-    return min(job.priced, key=lambda setting: setting.step_s[network].value)
 
 
 def sure(setting: SettingRuns) -> str:
@@ -343,6 +338,15 @@ def _facts(job: JobRuns, setting: SettingRuns, network: str) -> str:
         for mode in MODES
     ]
     return (
-        f"{seconds(setting.step_s[network].value)} a step, {bytes_of(setting.wire_bytes)} on the wire. "
+        f"{seconds(setting.step_s[network].value)} a step, {bytes_of(setting.wire_bytes)} on the wire. {_money(job, setting, network)}"
         f"{measure_text(job.measure).capitalize()}: {', '.join(reached)}."
     )
+
+
+def _money(job: JobRuns, setting: SettingRuns, network: str) -> str:
+    """Return the expected step and money of a setting beside dense, with a space after it; empty without costs."""
+    expected, dense = job.expected.get((network, setting.name)), job.dense
+    if job.costs is None or expected is None:
+        return ""
+    beside = None if dense is None or setting is dense else job.expected.get((network, dense.name))
+    return f"{job.costs.sentence(expected, beside)} ".lstrip()

@@ -24,6 +24,7 @@ from raysim.analysis.data.work import Floats
 from raysim.analysis.runs.estimates import BOUNDS, Estimate, crossing
 from raysim.analysis.runs.job_costs import Costs, priced_profiles, resampled_profiles
 from raysim.network.collectives import EXCHANGES
+from raysim.network.costs import Expected, FleetCosts, expected_step
 from raysim.network.prices import (
     WireSeconds,
     averaging_words,
@@ -182,9 +183,14 @@ class Replay:
         key = tuple(networks)
         if key not in self._step_s:
             delay = int(self.row.get("exchange_delay") or 0)
-            interval = len(self.profiles) / max(1, int(self.exchanging.sum()))
-            self._step_s[key] = overlapped_steps(self._seconds, list(self.profiles.values()), networks, delay, interval)
+            profiles = list(self.profiles.values())
+            self._step_s[key] = overlapped_steps(self._seconds, profiles, networks, delay, self.interval)
         return self._step_s[key]
+
+    def expected(self, costs: FleetCosts, network: Network) -> Expected:
+        """Return a mean step with the churn and money of `costs`."""
+        kinds = [(1 / len(self.profiles), timeline) for timeline in self.timelines(network)]
+        return expected_step(costs, float(self.step_seconds([network]).mean()), kinds, period=self.interval)
 
     def wire_seconds(self, networks: Sequence[Network]) -> list[WireSeconds]:
         """Return by network the seconds that bytes and latency add to a mean step."""
@@ -201,6 +207,11 @@ class Replay:
         return np.array(
             [bool((profile.transfers["direction"] == EXCHANGES[0]).any()) for profile in self.profiles.values()]
         )
+
+    @property
+    def interval(self) -> float:
+        """Steps from one exchange of replicas to the next, among those priced; 1 without replicas."""
+        return len(self.profiles) / max(1, int(self.exchanging.sum())) if self.num_replicas > 1 else 1.0
 
     def step_s(self, networks: Sequence[Network]) -> list[Estimate]:
         """Return by network the seconds of a mean step."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raysim.cli.costs import CostsFile, cost_cells, parse_costs
+from raysim.cli.costs import CostsFile, parse_costs
 from raysim.cli.exits import fail
 from raysim.cli.options import (
     Efficiency,
@@ -185,7 +185,7 @@ def show_advice(advice: Advice, figures: Mapping[str, Any]) -> None:
         out.print(table_of(rows, f"A step on {network!r}", fold=ways, no_wrap=True))
         if advice.costs is not None:
             rows = [
-                names | cost_cells(advice.costs, on.expected)
+                names | advice.costs.cells(on.expected)
                 for row, names in _named(advice)
                 if (on := row.networks[i]).expected is not None
             ]

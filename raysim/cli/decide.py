@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from raysim.cli.costs import CostsFile, parse_costs
 from raysim.cli.exits import ending_on_signals, fail
 from raysim.cli.options import JsonFile, Overrides, Recipe, Tried, parse_networks, write_json
 from raysim.cli.screen import ComputeDevice, ComputeProfile, Packets
@@ -41,6 +42,7 @@ def decide(
     profile: ComputeProfile = None,
     transport: Packets = "ray",
     price_per_hour: Price = None,
+    costs: CostsFile = None,
     out: Annotated[
         str | None,
         typer.Option(help="A folder for all of it, or a bucket's URI (default: results/<name>-decision/<time>)."),
@@ -58,9 +60,9 @@ def decide(
 
     Ends as soon as the answer is known. For example: raysim decide digits-cnn --network 200mbps+30ms --budget 10min
     """
-    (wire,) = parse_networks([network])
+    (wire,), fleet = parse_networks([network]), parse_costs(costs)
     given: dict[str, Any] = {"network": network, "budget": budget, "data": data, "device": device, "profile": profile}
-    given |= {"transport": transport, "price_per_hour": price_per_hour}
+    given |= {"transport": transport, "price_per_hour": price_per_hour, "costs": costs}
     tries = [word for text in tried or [] for word in ("--try", text)]
     if cluster is not None:
         _submit([recipe, *(overrides or []), *tries], given, cluster, out, files, resume=resume)
@@ -87,7 +89,8 @@ def decide(
         from raysim.sweeps.decide import DecisionState, Question
 
         settings = tuple(parse_setting(text, trained=True) for text in tried or [])
-        question = Question(base, wire, transport, device, str(profile.absolute()) if profile else None, settings)
+        measured = str(profile.absolute()) if profile else None
+        question = Question(base, wire, transport, device, measured, settings, fleet)
         decision = DecisionState.begin(question, out, resume=resume)
         stack.enter_context(decision.locked())
         try:
@@ -181,6 +184,8 @@ def show_step(decision: DecisionState) -> None:
     out = console()
     assert decision.parts is not None
     write_line(out, step_causes(decision.parts, decision.dense_s, decision.question.network))
+    if decision.question.costs is not None and decision.money:
+        write_line(out, f"{decision.money} ({decision.question.costs.words()}.)")
     if decision.ways:
         write_line(
             out, "Other ways to run it, without compression; larger batches and local steps change the training:"

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raysim.cli.costs import CostsFile, parse_costs, replayed, show_costs
+from raysim.cli.costs import CostsFile, parse_costs, show_costs
 from raysim.cli.exits import fail
 from raysim.cli.options import (
     Averaging,
@@ -117,7 +116,7 @@ def replay(
     figures = replay_figures(priced, networks, frame, wanted)
     show_replay(priced, networks, figures, dense, wanted)
     if fleet is not None:
-        show_costs(fleet, partial(replayed, priced), networks, figures)
+        show_costs(fleet, priced.expected, networks, figures)
     if curve:
         show_curve(curve, price(priced, curve, against=dense), transport)
     if trace is not None:
@@ -209,6 +208,7 @@ def report(
     profile: ComputeProfile = None,
     compute: Compute = "auto",
     transport: StudyTransport = None,
+    costs: CostsFile = None,
     trust: Trust = None,
     at: Annotated[
         float | None,
@@ -236,7 +236,7 @@ def report(
     if only and not network:
         fail("`--only` must go with one `--network` or more.", 2)
     given = parse_networks(network) if network else []
-    own = [repr(each) for each in given]
+    own, fleet = [repr(each) for each in given], parse_costs(costs)
     from raysim.analysis.data.folders import SCREEN
     from raysim.records.packs import open_folder
 
@@ -255,7 +255,14 @@ def report(
         first = own[0] if own else None
         asked = None if at is None else Asked(at, tokens, stages, trained)
         page = compose(
-            folder, networks, first=first, compute=compute, profile=profile, transport=transport, asked=asked
+            folder,
+            networks,
+            first=first,
+            compute=compute,
+            profile=profile,
+            transport=transport,
+            asked=asked,
+            costs=fleet,
         )
         write_report(page, target, form)
     for problem in page.problems:

@@ -56,6 +56,9 @@ def screen(
     device: ComputeDevice = None,
     profile: ComputeProfile = None,
     transport: Packets = "ray",
+    engine: Annotated[
+        str, typer.Option(help="inline: in this process. ray: settings at the same time, on Ray.")
+    ] = "inline",
     out: Annotated[Path | None, typer.Option(help="Write the records here, as Parquet.")] = None,
     study: StudyFile = None,
     plot: PlotFile = None,
@@ -78,24 +81,32 @@ def screen(
     with ending_on_signals():
         base = read_values(recipe, overrides or [])
         config = make_config(base)
+        from raysim.engine.connection import listen_on_loopback
+
+        listen_on_loopback()
         from raysim.forecast.inputs import parse_setting
+        from raysim.pipeline.errors import WorkerLostError
         from raysim.screening import screen as measure
         from raysim.screening.outputs import check_folder
 
         if out is not None:
             check_folder(out)
-        done = measure(
-            config,
-            networks,
-            tried=[parse_setting(text) for text in tried or []],
-            only_tried=only_tried,
-            num_batches=batches,
-            device=device,
-            profile=str(profile) if profile is not None else None,
-            transport=transport,
-            gradients=gradients,
-            say=partial(echo, err=True),
-        )
+        try:
+            done = measure(
+                config,
+                networks,
+                tried=[parse_setting(text) for text in tried or []],
+                only_tried=only_tried,
+                num_batches=batches,
+                device=device,
+                profile=str(profile) if profile is not None else None,
+                transport=transport,
+                gradients=gradients,
+                engine=engine,
+                say=partial(echo, err=True),
+            )
+        except WorkerLostError as error:
+            fail(f"the screen failed: {str(error).rstrip('.')}.", 1)
     figures = screen_figures(done)
     show_screen(done, figures)
     if json_file is not None:

@@ -6,6 +6,7 @@ A separate concurrency group receives messages while the worker computes.
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -206,3 +207,12 @@ def start_actor(**options: Any) -> Any:
     import ray
 
     return ray.remote(concurrency_groups={MESSAGES: 1})(StageActor).options(**options, **LIFE).remote()  # type: ignore[call-overload]
+
+
+def pickle_model_code() -> None:
+    """Pickle classes in a model's folder by value, as other processes cannot import them."""
+    import ray.cloudpickle
+
+    for name, module in list(sys.modules.items()):
+        if name.startswith("transformers_modules."):
+            ray.cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from raysim.config import ConfigError
-from raysim.engine.actor import start_actor
+from raysim.engine.actor import pickle_model_code, start_actor
 from raysim.engine.connection import (
     check_address,
     dashboard_sentence,
@@ -153,12 +153,10 @@ class RayEngine(Engine):
 
     def _store(self) -> tuple[Ref, list[Any], Ref]:
         """Store the plan, the model of each worker, and the data."""
-        import ray.cloudpickle
+        import ray
 
         self.on_phase("Ray to store the model and the data")
-        for name, module in list(sys.modules.items()):
-            if name.startswith("transformers_modules."):  # classes in a model's folder, which workers cannot import
-                ray.cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+        pickle_model_code()
         modules = [ray.put(self._modules(worker)) for worker in range(self.num_workers)]
         return ray.put(self.plan), modules, ray.put(self.workload.data)
 

@@ -6,105 +6,22 @@ A file of costs has the fields of `FleetCosts`. The price of a step on a network
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from statistics import fmean
+from typing import Any, NamedTuple
 
+from raysim.network.step_times import StepTimes, parse_step_times
 from raysim.network.timeline import Timeline
 from raysim.network.timeline_views import egress_bytes
-from raysim.notation import InputError, Notation, check_real, known_words, parse_notation, shown
+from raysim.notation import InputError, check_real, known_words, shown
 from raysim.storage.files import read_text
 from raysim.storage.texts import parse_toml
 from raysim.units import format_seconds, three_digits
 
 HOUR_S = 3600.0
 GB = 1e9
-
-
-@dataclass(frozen=True, repr=False)
-class StepTimes(Notation):
-    """Base of distributions of a host's compute seconds in a step, relative to their mean, independent by host and step."""
-
-    most: ClassVar[float] = math.inf
-
-    deviation: float
-    """Standard deviation, as a share of the mean."""
-
-    def __post_init__(self) -> None:
-        self._coerce(deviation=check_real("deviation", self.deviation, 0, self.most))
-
-    def slowest(self, workers: int, replicas: int = 1, steps: int = 1) -> float:
-        """Return the expected seconds of a step, relative to a host's mean, of hosts that wait for one another.
-
-        The `workers` of a replica wait in every step, the `replicas` once in `steps`.
-        """
-        if not self.deviation or workers * replicas == 1:
-            return 1.0
-        least, own = self.least, self.matched(1 - self.least, self.deviation**2)
-        if steps == 1:
-            return least + expected_largest(own, workers * replicas)
-        mean = expected_largest(own, workers)
-        variance = expected_largest(own, workers, lambda value: (value - mean) ** 2)
-        return least + expected_largest(self.matched(mean, variance / steps), replicas)
-
-    @property
-    def least(self) -> float:
-        """The shortest possible time, as a share of the mean."""
-        return 0.0
-
-    def matched(self, mean: float, variance: float) -> Any:
-        """Return the distribution of this family with these moments, without `least`."""
-        raise NotImplementedError
-
-
-class Lognormal(StepTimes):
-    """Lognormal times; their sums over steps are matched by mean and variance (Fenton 1960).
-
-    >>> round(Lognormal(0.2).slowest(64), 2)
-    1.57
-    """
-
-    def matched(self, mean: float, variance: float) -> Any:
-        """Return the lognormal distribution with these moments."""
-        from scipy.stats import lognorm
-
-        sigma = math.sqrt(math.log1p(variance / mean**2))
-        return lognorm(sigma, scale=mean * math.exp(-(sigma**2) / 2))
-
-
-class Exponential(StepTimes):
-    """A least time and an exponential delay (Lee et al. 2018, 1512.02673); sums over the steps of a host are exact.
-
-    >>> round(Exponential(0.5).slowest(2), 9)  # 0.5 + 0.5 (1 + 1/2)
-    1.25
-    """
-
-    most = 1.0
-
-    @property
-    def least(self) -> float:
-        """The least time: a delay has its standard deviation as its mean."""
-        return 1 - self.deviation
-
-    def matched(self, mean: float, variance: float) -> Any:
-        """Return the gamma distribution with these moments."""
-        from scipy.stats import gamma
-
-        return gamma(mean**2 / variance, scale=variance / mean)
-
-
-STEP_TIMES: dict[str, type[StepTimes]] = {each.name(): each for each in (Lognormal, Exponential)}
-
-
-def expected_largest(spread: Any, count: int, of: Callable[[float], float] = float) -> float:
-    """Return the expectation of the largest of `count` independent values, or of a function of it."""
-    from scipy.integrate import quad
-
-    def at(share: float) -> float:  # of the largest, exceeded with 1 - share
-        return of(spread.isf(-math.expm1(math.log(share) / count)))
-
-    return float(quad(at, 0.0, 1.0, limit=200)[0])
 
 
 class Expected(NamedTuple):
@@ -119,6 +36,19 @@ class Expected(NamedTuple):
     money: float
     checkpoint_every_s: float | None = None
     """Seconds of training from one checkpoint to the next; None without departures, or if replicas join again."""
+
+    @property
+    def ends(self) -> bool:
+        """False if hosts depart so often that no step is ever completed."""
+        return math.isfinite(self.step_s)
+
+    @classmethod
+    def mean(cls, steps: Sequence[Expected]) -> Expected:
+        """Return the mean of the steps of runs that differ in their seed."""
+        step_s, straggling, departures, money = (
+            fmean(values) for values in zip(*(each[:4] for each in steps), strict=True)
+        )
+        return cls(step_s, straggling, departures, money, steps[0].checkpoint_every_s)
 
 
 @dataclass(frozen=True)
@@ -154,7 +84,7 @@ class FleetCosts:
             hours = check_real("departure_hours", hours, 0, math.inf, open_low=True)
         object.__setattr__(self, "departure_hours", hours)
         if self.step_times is not None and not isinstance(self.step_times, StepTimes):
-            object.__setattr__(self, "step_times", _step_times(self.step_times))
+            object.__setattr__(self, "step_times", parse_step_times(self.step_times))
         if self.checkpoint_every_s is not None:
             every = check_real("checkpoint_every_s", self.checkpoint_every_s, 0, math.inf, open_low=True)
             object.__setattr__(self, "checkpoint_every_s", every)
@@ -211,6 +141,37 @@ class FleetCosts:
     def money_text(self, amount: float) -> str:
         """Return an amount of money."""
         return f"{three_digits(amount)} {self.currency}".strip()
+
+    def cells(self, expected: Expected) -> dict[str, str]:
+        """Return the cells of an expected step, its money and its causes; "never" if no step is ever completed."""
+        cells = {"expected step": format_seconds(expected.step_s) if expected.ends else "never"} if self.churns else {}
+        if self.cost:
+            cells["1,000 steps"] = self.money_text(1000 * expected.money) if expected.ends else "never"
+        if self.step_times is not None:
+            cells["by stragglers"] = f"{expected.straggling - 1:+.1%}"
+        if self.departure_hours < math.inf:
+            every = expected.checkpoint_every_s
+            cells["by departures"] = f"{expected.departures - 1:+.1%}" if expected.ends else "all"
+            cells["checkpoint every"] = "joins again" if every is None else format_seconds(every)
+        return cells
+
+    def sentence(self, expected: Expected, dense: Expected | None = None) -> str:
+        """Return an expected step and its money in a sentence, beside those of dense; empty without churn and money."""
+        other = {} if dense is None else self.cells(dense)
+        parts = [
+            f"{name}: {text}{f' (dense {other[name]})' if other else ''}"
+            for name, text in self.cells(expected).items()
+            if name in ("expected step", "1,000 steps")
+        ]
+        text = ", ".join(parts)
+        return f"{text[0].upper()}{text[1:]}." if parts else ""
+
+    def as_mapping(self) -> dict[str, Any]:
+        """Return the given figures as a file of costs has them."""
+        given = {
+            each.name: getattr(self, each.name) for each in fields(self) if getattr(self, each.name) != each.default
+        }
+        return given | ({"step_times": repr(self.step_times)} if self.step_times is not None else {})
 
     def words(self) -> str:
         """Return the figures as a sentence."""
@@ -277,7 +238,7 @@ def best_interval_s(mean_s: float, checkpoint_s: float) -> float:
     from scipy.special import lambertw
 
     best = mean_s * (1 + lambertw(-math.exp(-1 - checkpoint_s / mean_s)).real)
-    return max(float(best), 1.0)
+    return max(1.0, float(best))  # also if the best is NaN: the function has its branch point at free checkpoints
 
 
 def rejoining(mean_s: float, restart_s: float, period_s: float) -> float:
@@ -312,10 +273,3 @@ def load_costs(path: Path) -> FleetCosts:
         raise InputError(f"The file of costs {str(path)!r} must be readable, but: {error.strerror}.") from None
     except ValueError as error:
         raise InputError(f"{str(error).rstrip('.')} (in {str(path)!r}).") from None
-
-
-def _step_times(text: Any) -> StepTimes:
-    try:
-        return parse_notation(text, STEP_TIMES, kind="distribution of step times")
-    except ValueError as error:
-        raise ValueError(f"`step_times` must look like Lognormal(0.1) or Exponential(0.1): {error}") from None

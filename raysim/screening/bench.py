@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -17,8 +17,7 @@ from raysim.codecs import NonFiniteError, warm
 from raysim.compressors import Plain, parse
 from raysim.config import ConfigError
 from raysim.forecast.fleet import DENSE, SAME, Setting
-from raysim.limits import process_memory
-from raysim.pipeline.groups import MemberRounds
+from raysim.pipeline.groups import GroupAccount, MemberRounds
 from raysim.pipeline.plan import Plan
 from raysim.probing.candidates import GradientCandidate, LinkCandidate, Measured, fidelity_of, merge_measured
 from raysim.probing.stopwatch import Seconds
@@ -42,8 +41,8 @@ class Measurements(NamedTuple):
     """Messages and links, as recorded by a probe."""
     directions: Sequence[Direction]
     """The gradient of each stage."""
-    averaged: Sequence[Sequence[MemberRounds]] = ()
-    """By stage, the rounds of each replica; empty without a replica method."""
+    accounts: Sequence[Sequence[GroupAccount]] = ()
+    """By stage, the transfers of each replica; empty without a replica method."""
 
 
 class Bench:
@@ -51,6 +50,8 @@ class Bench:
 
     A memory is empty at once, so compressors are measured by their codec alone. `by_replica`: replica methods can be measured.
     """
+
+    num_processes = 1
 
     def __init__(self, passes: Passes, *, by_replica: bool, gradients: bool = True) -> None:
         self.passes = passes
@@ -84,6 +85,11 @@ class Bench:
         """Compile the kernels of all codecs."""
         warm({method.codec for each in settings for method in map(parse, (each.forward, each.backward))})
 
+    def measure_all(self, settings: Sequence[Setting]) -> Iterator[Measurements]:
+        """Yield the measurements of settings, in order."""
+        self.warm(settings)
+        yield from map(self.measure, settings)
+
     def measure(self, setting: Setting) -> Measurements:
         """Return the measurements of a setting."""
         linked = (setting.forward, setting.backward) != (SAME, SAME)
@@ -109,7 +115,8 @@ class Bench:
         directions = self._reference.compare(own)
         if not all(math.isfinite(direction.error) for direction in directions):
             return Measurements({}, measured, ())
-        return Measurements(measures, measured, directions, averaged)
+        accounts = [[member.account for member in rounds] for rounds in averaged]
+        return Measurements(measures, measured, directions, accounts)
 
     def _measures(self, outcome: Outcome) -> dict[str, Difference]:
         measures = differences(self.passes.plan.task, outcome.sums, self._sums)
@@ -160,8 +167,8 @@ def _overflow(plan: Plan, what: str) -> ConfigError:
     return ConfigError(f"The model cannot be screened: without compression, {what} holds NaN or infinity.{remedy}")
 
 
-def check_screen_memory(plan: Plan, num_batches: int, *, by_replica: bool, gradients: bool = True) -> int:
-    """Return the peak bytes of a screen; raises ConfigError if this machine has fewer."""
+def screen_memory(plan: Plan, num_batches: int, *, by_replica: bool, gradients: bool = True) -> int:
+    """Return the peak bytes of a bench."""
     memories, replicas = plan.memories, plan.num_replicas
     microbatches = num_batches * replicas * plan.config.num_microbatches
     of_gradients = sum(memory.gradients_bytes for memory in memories)
@@ -173,14 +180,15 @@ def check_screen_memory(plan: Plan, num_batches: int, *, by_replica: bool, gradi
     if gradients:
         needed += copies * of_gradients
         needed += microbatches * memories[0].saved_bytes + sum(memory.saved_bytes for memory in memories[1:])
-    needed += 3 * replicas * max(memory.gradients_bytes for memory in memories) if by_replica else 0
-    limit = process_memory()
-    if needed > limit.size:
-        raise ConfigError(
-            f"The screen needs about {format_bytes(needed)}, but {limit}. Set a smaller `batch_size`, fewer `--batches`, or "
-            "`recompute`=true."
-        )
-    return needed
+    return needed + (3 * replicas * max(memory.gradients_bytes for memory in memories) if by_replica else 0)
+
+
+def memory_error(needed: int, limit: object) -> ConfigError:
+    """Return the error of a screen of `needed` bytes beyond a limit."""
+    return ConfigError(
+        f"The screen needs about {format_bytes(needed)}, but {limit}. Set a smaller `batch_size`, fewer `--batches`, or "
+        "`recompute`=true."
+    )
 
 
 # --- gradients beside the dense ones, and beside their noise between batches --------------------------------------------------

@@ -62,6 +62,10 @@ LOCAL_STEPS = (10, 100, 500)
 """Local steps between two exchanges, which only training can judge."""
 
 
+MOST = len(LINKS) + len(METHODS)
+"""Default settings of any screen."""
+
+
 def defaults(plan: Plan, facts: Sequence[TensorFacts]) -> list[Setting]:
     """Return the default settings that suit the tensors and can send them; dense is not among them."""
     massive = any(each.massive for each in facts if each.direction == "forward")

@@ -18,7 +18,7 @@ from raysim.network.collectives import as_transfers
 from raysim.network.presets import DEVICES
 from raysim.network.profile import Profile
 from raysim.network.topology import Network
-from raysim.pipeline.groups import MemberRounds
+from raysim.pipeline.groups import GroupAccount
 from raysim.pipeline.plan import Plan
 from raysim.probing.candidates import Measured
 from raysim.probing.stopwatch import Seconds
@@ -35,14 +35,14 @@ class Prices:
         self.notes = [note.replace(SEEDED, "those of the screen's own tensors") for note in self.dense.notes]
         self._speed = None if device is None else DEVICES[device].codec_bytes_per_s
 
-    def priced(self, setting: Setting, measured: Measured, averaged: Sequence[Sequence[MemberRounds]]) -> Forecast:
-        """Return the forecast of a setting with its measured messages; `averaged`: by stage, the rounds of each replica."""
+    def priced(self, setting: Setting, measured: Measured, accounts: Sequence[Sequence[GroupAccount]]) -> Forecast:
+        """Return the forecast of a setting with its measured messages; `accounts`: by stage, the transfers of each replica."""
         dense = self.dense
         if setting == DENSE:
             return dense
         config = dense.config.changed(**{key: value for key, value in setting._asdict().items() if value != SAME})
         links = [_as_sent(cost, measured) for cost in link_costs(config, self._plan.boundaries, self._speed, [])]
-        costs = [self._cost(stage, setting.replica_gradient, each) for stage, each in enumerate(averaged)]
+        costs = [self._cost(stage, setting.replica_gradient, each) for stage, each in enumerate(accounts)]
         return recoded(dense, config, links, costs)
 
     def shares(self, network: Network) -> dict[str, float]:
@@ -50,9 +50,8 @@ class Prices:
         step_s = self.dense.step_s(network)
         return {name: 1 - plan.step_s(network) / step_s for name, plan in silent(self.dense).items()}
 
-    def _cost(self, stage: int, method: str, rounds: Sequence[MemberRounds]) -> ReplicaCost:
+    def _cost(self, stage: int, method: str, accounts: Sequence[GroupAccount]) -> ReplicaCost:
         """Return the cost of a stage's measured average, by its slowest replica."""
-        accounts = [member.account for member in rounds]
         coded_bytes = max(account.coded_bytes for account in accounts)
         codec_s = max(account.codec_s for account in accounts)
         return ReplicaCost(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -14,16 +14,19 @@ import torch
 
 from raysim.config import ConfigError, RunConfig
 from raysim.forecast.fleet import DENSE, SAME, Setting
+from raysim.limits import process_memory
 from raysim.network.topology import Network
 from raysim.pipeline.plan import Plan
 from raysim.pipeline.prepare import Workload, prepare
 from raysim.pipeline.state import under, unpack_tensors
 from raysim.screening import candidates
-from raysim.screening.bench import Bench, Measurements, check_screen_memory
+from raysim.screening.bench import Bench, Measurements, memory_error, screen_memory
 from raysim.screening.passes import Passes, TensorFacts
 from raysim.screening.prices import Prices, check_split, measured_profile
+from raysim.screening.ray_bench import RayBench, bench_actors
 from raysim.screening.verdicts import WORTH, verdict
 from raysim.training.branch import find_parent
+from raysim.training.start import check_start
 from raysim.units import format_bytes, format_seconds
 from raysim.workloads.task import chance
 
@@ -115,15 +118,18 @@ def screen(
     profile: str | None = None,
     transport: str = "ray",
     gradients: bool = True,
+    engine: str = "inline",
     say: Say = lambda line: None,
 ) -> Screen:
-    """Measure candidates on the first `num_batches` batches of a run's test data, in this process and without training.
+    """Measure candidates on the first `num_batches` batches of a run's test data, without training.
 
     `tried`: settings beside the defaults, or in their place with `only_tried`. `device`, `profile` and `transport` are for prices, as
-    in `forecast`; by default compute is that of the screen's own passes. Without `gradients` there are forwards alone. `say` gets lines
-    on memory and progress. Raises ConfigError or InputError before a pass.
+    in `forecast`; by default compute is that of the screen's own passes. Without `gradients` there are forwards alone. `engine`:
+    inline, all in this process, or ray, candidates at the same time in as many processes as fit. `say` gets lines on memory and
+    progress. Raises ConfigError or InputError before a pass, WorkerLostError if a process of Ray is lost.
     """
     began = time.perf_counter()
+    check_start(None, engine)
     config = dense_of(config)
     workload = _workload(config)
     plan = workload.plan
@@ -136,15 +142,21 @@ def screen(
     prices = pricing(device=device, profile=profile) if networks and (device or profile) else None
     if prices is None and gradients:
         check_split(plan)
-    needed = check_screen_memory(plan, num_batches, by_replica=averages, gradients=gradients)
+    needed = screen_memory(plan, num_batches, by_replica=averages, gradients=gradients)
+    if engine == "inline" and needed > (limit := process_memory()).size:
+        raise memory_error(needed, limit)
     count = num_batches * config.batch_size
     say(
         f"{config.name}: {count} test samples in microbatches of {config.microbatch_size}, {plan.num_stages} stages; "
-        f"about {format_bytes(needed)} of memory."
+        f"about {format_bytes(needed)} of memory{' in each process' if engine == 'ray' else ''}."
     )
-    with _own_threads_and_random():
-        passes = Passes(workload, num_batches, _device(config), gradients=gradients)
-        bench = Bench(passes, by_replica=averages, gradients=gradients)
+    make = partial(_bench, workload, num_batches, by_replica=averages, gradients=gradients)
+    most = len(own) + (0 if only_tried else candidates.MOST)
+    with (
+        bench_actors(config, needed, max(most, 1)) if engine == "ray" else nullcontext() as actors,
+        _own_threads_and_random(),
+    ):
+        bench = RayBench(actors, make, gradients=gradients) if actors else make()
         results = _measure_all(bench, [] if only_tried else candidates.defaults(plan, bench.facts), own, say)
     base = chance(workload.data, plan.task)
     if networks and prices is None:
@@ -153,7 +165,7 @@ def screen(
         config=config,
         plan=plan,
         num_samples=count,
-        num_messages=len(bench.passes.microbatches),
+        num_messages=num_batches * config.num_replicas * config.num_microbatches,
         chance=base,
         facts=bench.facts,
         settings=_judged(results, base["loss"], prices, networks),
@@ -178,25 +190,28 @@ def dense_of(config: RunConfig) -> RunConfig:
     )
 
 
-def _device(config: RunConfig) -> torch.device:
-    return torch.device("cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu")
+def _bench(workload: Workload, num_batches: int, *, by_replica: bool, gradients: bool) -> Bench:
+    """Return a bench on this process's device."""
+    usable = workload.plan.config.device != "cpu" and torch.cuda.is_available()
+    passes = Passes(workload, num_batches, torch.device("cuda" if usable else "cpu"), gradients=gradients)
+    return Bench(passes, by_replica=by_replica, gradients=gradients)
 
 
 def _measure_all(
-    bench: Bench, usual: Sequence[Setting], own: Sequence[Setting], say: Say
+    bench: Bench | RayBench, usual: Sequence[Setting], own: Sequence[Setting], say: Say
 ) -> dict[Setting, Measurements]:
     """Return the measurements of dense, of the `usual` settings and of `own`."""
     if not bench.gradients:
         usual = [Setting(each.forward) for each in usual]
     settings = candidates.distinct([*usual, *own])
+    count = bench.num_processes
     say(
         f"Dense: {_measure_words(bench.dense)} in {format_seconds(bench.pass_s)}; {len(settings)} settings "
-        f"take about {format_seconds(len(settings) * bench.pass_s)}."
+        f"{f'in {count} processes ' if count > 1 else ''}take about {format_seconds(-(-len(settings) // count) * bench.pass_s)}."
     )
-    bench.warm(settings)
     results = {DENSE: bench.dense}
-    for i, setting in enumerate(settings, 1):
-        results[setting] = bench.measure(setting)
+    for i, (setting, result) in enumerate(zip(settings, bench.measure_all(settings), strict=True), 1):
+        results[setting] = result
         say(f"{i}/{len(settings)} {words(setting)}: {_measure_words(results[setting])}")
     return results
 
@@ -258,7 +273,7 @@ def _judged(
     for setting, each in results.items():
         priced: dict[str, Price] = {}
         if prices and each.measures:
-            plan = prices.priced(setting, each.measured, each.averaged)
+            plan = prices.priced(setting, each.measured, each.accounts)
             steps = {network: plan.step_s(network) for network in networks}
             priced = {repr(network): Price(step, dense_s[network] / step) for network, step in steps.items()}
         speedups = {name: price.speedup for name, price in priced.items()}

@@ -16,13 +16,21 @@ DRAWS = 3000
 
 def test_smaller_budget_reduces_runs_and_chances():
     answered = {3: [2.0, 4.0, 4.1, math.inf], 5: [3.0, 4.5, 5.0, math.inf]}
-    plans = Simulated(answered, {3: [2.0, 6.0, 7.0, 4.0], 5: [9.0, 10.0, 11.0, 12.0]}).within(400.0, 100.0)
-    assert plans == {3: RacePlan(3, 400.0, 3.5, 350.0, 0.5), 5: RacePlan(5, 400.0, 4.0, 400.0, 0.25)}
+    plans = Simulated(2, answered, {3: [2.0, 6.0, 7.0, 4.0], 5: [9.0, 10.0, 11.0, 12.0]}).within(400.0, 100.0)
+    assert plans == {3: RacePlan(2, 3, 400.0, 3.5, 350.0, 0.5), 5: RacePlan(2, 5, 400.0, 4.0, 400.0, 0.25)}
 
 
-def test_plan_takes_fewest_seeds_within_5_percent_of_best():
-    chances = {3: 0.5, 5: 0.94, 8: 0.96, 13: 1.0}
-    assert best({seeds: RacePlan(seeds, 0.0, 0.0, 0.0, chance) for seeds, chance in chances.items()}).seeds == 8
+@pytest.mark.parametrize(
+    ("chances", "settings", "seeds"),
+    [
+        ({(8, 3): 0.5, (8, 5): 0.94, (8, 8): 0.96, (8, 13): 1.0}, 8, 8),  # fewest seeds within 5 % of the best
+        ({(8, 3): 0.5, (4, 3): 0.96, (4, 5): 0.97, (2, 3): 1.0}, 4, 3),  # most settings before fewest seeds
+        ({(8, 3): 0.0, (4, 3): 0.0, (1, 3): 0.0, (1, 5): 0.0}, 1, 3),  # no chance: as near to one as possible
+    ],
+)
+def test_best_plan_has_most_settings_then_fewest_seeds_within_5_percent_of_best_chance(chances, settings, seeds):
+    plan = best(RacePlan(count, each, 0.0, 0.0, 0.0, chance) for (count, each), chance in chances.items())
+    assert (plan.settings, plan.seeds) == (settings, seeds)
 
 
 @dataclass(frozen=True)
@@ -52,6 +60,10 @@ def test_runs_of_a_plan_are_counted_by_their_costs_and_parts(monkeypatch):
     begun = {name: each._replace(observed=(seen, seen)) for name, each in fresh.items()}  # up to a fifth
     half = Known(begun, list("ab"), {"a": 1.0, "b": 3.0}, dense=2, harms=harms)
     assert played(monkeypatch, half) == (pytest.approx(5 * 1 + 2 * 3 - 0.2 * 2 * (1 + 3) + 3),) * 2
+    starting = Known(
+        fresh, list("ab"), {"a": 1.0, "b": 3.0}, start=0.25, harms=harms
+    )  # a: 5 parts of 2 seeds, 2 of one
+    assert played(monkeypatch, starting)[0] == pytest.approx(0.75 * (5 + 2 * 3) + 0.25 * (2 * 5 * (1 + 3) + 3) + 5)
     alone = Known(begun, ["b"], {"b": 3.0}, dense=9, harms={"b": 0.0})
     assert played(monkeypatch, alone) == (pytest.approx(5 * 3 - 0.2 * 2 * 3),) * 2
 
@@ -89,6 +101,9 @@ def test_race_prior_has_one_third_harmless_settings():
         assert sum(harm <= 1.0 for harm in harms.values()) == 2
         assert all(harm <= 1.0 or 3.0 <= harm <= 60.0 for harm in harms.values())
         ratios.append([math.log(harms[name] / forecasts[name]) for name in harms])
+    some = [sum(harm <= 1.0 for harm in FreshStanding(3).draw(race, rng)[0].values()) for _ in range(DRAWS // 3)]
+    assert np.mean(some) == pytest.approx(1, abs=0.1)  # of two in six; the standard deviation is 0.63
+    assert set(some) == {0, 1, 2}
     tolerance = 4 / math.sqrt(DRAWS // 3)
     assert np.mean(ratios) == pytest.approx(DEVIATION.mean, abs=tolerance)
     assert np.corrcoef(np.array(ratios).T)[0, 1] == pytest.approx(0.5, abs=tolerance)

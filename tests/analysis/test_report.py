@@ -27,6 +27,7 @@ from raysim.analysis.report.words import answer_for, sure
 from raysim.analysis.report.write import to_html, write_report
 from raysim.cli import app
 from raysim.config import read_config
+from raysim.network.costs import Expected, load_costs
 from raysim.network.presets import parse_network
 from raysim.network.prices import PAYS, WireSeconds
 from raysim.nn import CompressedLink
@@ -354,6 +355,32 @@ def test_a_report_over_nccl_has_the_prices_of_a_replay_over_nccl(runs, page, ove
         replays = beside(paths, runs, transport=transport)
         assert priced[transport] == pytest.approx(sum(one.step_seconds([network]).mean() for one in replays[::2]) / 3)
     assert priced["nccl"] < priced["ray"]
+
+
+def test_money_of_a_report_is_that_of_hours_and_bytes_and_of_the_command_on_one_run(runs, tmp_path):
+    file, out = tmp_path / "costs.toml", tmp_path / "report.json"
+    file.write_text('currency = "EUR"\ngpu_hour = 2.0\negress_gb = 0.1\ndeparture_hours = 24\nrestart_s = 300\n')
+    network, costs = "10mbps", load_costs(file)
+    options = ("--network", network, "--only", "--costs", file)
+    done = command(runs, "--out", tmp_path / "report.html", *options, "--json", out)
+    assert done.exit_code == 0, done.output
+    (row,) = json.loads(out.read_text())["recommended"][network]
+    assert row["setting"] == "dense"
+    replays = beside([runs / f"dense-s{seed}" for seed in SEEDS], runs)
+    expected = Expected.mean([replay.expected(costs, parse_network(network)) for replay in replays])
+    assert row | costs.cells(expected) == row
+    assert costs.sentence(expected) in done.output
+    figures = tmp_path / "replay.json"
+    alone = [str(runs / "topk-s1"), *map(str, options[:2]), "--costs", str(file), "--json", str(figures)]
+    assert CliRunner().invoke(app, ["replay", *alone]).exit_code == 0
+    (priced,) = json.loads(figures.read_text())["networks"]
+    (replay,) = beside([runs / "topk-s1"], runs)
+    assert priced["expected"] == pytest.approx(replay.expected(costs, parse_network(network))._asdict())
+    (bare,) = beside([runs / "topk-s1"], runs, transport="bare")  # without headers
+    step = bare.expected(costs, parse_network(network))
+    assert step.step_s == pytest.approx(bare.step_seconds([parse_network(network)]).mean() * step.departures)
+    gpu_hours, sent_gb = step.step_s / 3600 * bare.num_workers, bare.wire_bytes.mean() / 1e9
+    assert step.money == pytest.approx(2.0 * gpu_hours + 0.1 * sent_gb)
 
 
 def test_code_to_take_home_has_the_prices_of_its_own_transports(page, over_nccl):

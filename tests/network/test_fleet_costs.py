@@ -9,17 +9,10 @@ import pytest
 from scipy.stats import norm
 
 from raysim.forecast.timings import Timings
-from raysim.network.costs import (
-    Exponential,
-    FleetCosts,
-    Lognormal,
-    best_interval_s,
-    load_costs,
-    rejoining,
-    restarting,
-)
+from raysim.network.costs import FleetCosts, best_interval_s, load_costs, rejoining, restarting
 from raysim.network.presets import parse_network
 from raysim.network.simulate import step_seconds
+from raysim.network.step_times import Exponential, Lognormal
 from raysim.network.transport import calibrated_transport
 from raysim.notation import InputError
 
@@ -94,6 +87,7 @@ def test_the_best_interval_is_a_minimum_and_young_s_if_departures_are_rare():
     around = [restarting(1e4, 0, 60, each) for each in (0.98 * best, best, 1.02 * best)]
     assert around[1] == min(around)
     assert best_interval_s(1e10, 60.0) == pytest.approx(math.sqrt(2 * 60 * 1e10), rel=1e-4)
+    assert best_interval_s(24 * 3600, 0.0) == 1.0  # free checkpoints are written all the time
     assert restarting(1e12, 0, 0, 1.0) == pytest.approx(1.0)
     assert restarting(1.0, 0, 0, 1e6) == math.inf
 

@@ -76,10 +76,14 @@ def test_ratio_is_of_the_mean_of_other_rows_to_the_first():
 
 
 def test_regret_is_of_the_measured_choice():
-    columns = {"choice": "columns", "rows": [{"name": "a"}]}
+    columns = {"choice": "columns", "best": "highest", "rows": [{"name": "a"}]}
     cells = [("a", "slow", 10.0, 9.0, False), ("a", "fast", 12.0, 8.0, False)]
     assert regrets(columns, cells) == [pytest.approx(0.2)]
-    rows = {"choice": "rows", "rows": [{"name": "a", "group": "g"}, {"name": "b", "group": "g"}, {"name": "c"}]}
+    rows = {
+        "choice": "rows",
+        "best": "lowest",
+        "rows": [{"name": "a", "group": "g"}, {"name": "b", "group": "g"}, {"name": "c"}],
+    }
     cells = [("a", "net", 2.0, 1.0, False), ("b", "net", 1.6, 3.0, False), ("c", "net", 0.1, 0.1, False)]
     assert regrets(rows, cells) == [pytest.approx(0.25)]
 

@@ -102,6 +102,10 @@ ROOMS = {
         {*RUNS, "engine", "pipeline", "forecast", "probing", "training"},
         {"torch", "pyarrow", "matplotlib"},
     ),
+    "raysim.screening.ray_bench": (
+        {"config", "engine", "forecast", "limits", "pipeline", "probing", "screening"},
+        {"ray"},
+    ),
     "raysim.recipes": (set(), set()),
     "raysim_benchmarks": ({"*"}, THIRD_PARTY),
     "raysim_findings": ({*RECORDS, *PRICED_RUNS, "analysis", "cli"}, {"pandas", "typer", "rich"}),

@@ -2,11 +2,14 @@
 
 import json
 import math
+import os
 from contextlib import closing
+from pathlib import Path
 from shutil import copytree
 from types import SimpleNamespace
 from typing import Any
 
+import massive
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -210,6 +213,26 @@ def test_screen_changes_no_state():
     assert torch.get_num_threads() == threads
 
 
+def test_a_screen_on_ray_has_the_figures_of_one_inline(monkeypatch):
+    """Two processes on this machine, each with a bench of its own, and a replica method."""
+    paths = [str(Path(massive.__file__).parent), os.environ.get("PYTHONPATH", "")]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    keys = {"num_replicas": 2, "num_microbatches": 1}
+    tried = [TENSOR, BLOCK, TOPK, TWO_SHOT]
+    inline, ray = (screen(config(**keys), tried=tried, only_tried=True, engine=engine) for engine in ("inline", "ray"))
+    times = {"encode_s", "decode_s", "codec_s"}
+    for ours, theirs in zip(inline.settings, ray.settings, strict=True):
+        assert ours.setting == theirs.setting
+        assert (ours.result.measures, ours.verdict) == (theirs.result.measures, theirs.verdict)
+        assert ours.result.directions == theirs.result.directions
+        links, others = (
+            [{k: v for k, v in row.items() if k not in times} for row in each.result.measured.links]
+            for each in (ours, theirs)
+        )
+        assert links == others
+    assert inline.facts == ray.facts
+
+
 def test_forwards_alone_have_the_measures_of_whole_passes():
     forward = Setting(TENSOR.forward)
     whole, alone = (
@@ -381,6 +404,7 @@ def test_a_folder_of_transformers_is_screened_and_is_in_the_study(tmp_path, monk
         (["--no-gradients", "--network", "1mbps"], "`--no-gradients` times no backward"),
         (["--device", "T5", "--network", "1mbps"], "T5"),
         (["stpes=5"], "stpes"),
+        (["--engine", "rey"], "`engine` must be one of ray, inline, but got 'rey'."),
     ],
 )
 def test_bad_input_is_refused_before_a_pass(arguments, sentence, tmp_path, monkeypatch):

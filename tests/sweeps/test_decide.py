@@ -13,6 +13,7 @@ from raysim.config import ConfigError, make_config
 from raysim.forecast.fleet import SAME, Setting
 from raysim.forecast.forecast import forecast
 from raysim.forecast.gains import coded, forecast_parts, limit, other_ways, priced
+from raysim.network.costs import Expected, load_costs
 from raysim.network.presets import parse_network
 from raysim.network.topology import FREE
 from raysim.replication.local import LocalSteps
@@ -97,6 +98,28 @@ def test_decision_ends_with_prices_where_latency_takes_the_time(tmp_path, monkey
     other = decide(*["steps=8" if word == "steps=4" else word for word in words], "--resume")
     assert other.exit_code == 2
     assert "`base.steps` must be 4, as in the study to resume, but got 8." in " ".join(other.output.split())
+
+
+def test_a_decision_has_the_money_of_a_simulated_step(tmp_path):
+    file, figures = tmp_path / "costs.toml", tmp_path / "figures.json"
+    file.write_text('currency = "EUR"\ngpu_hour = 2.0\negress_gb = 0.1\n')
+    words = [*RUN, "--network", FAR, "--device", "T4", "--out", str(tmp_path / "out"), "--costs", str(file)]
+    done = decide(*words)
+    assert done.exit_code == 0, done.output
+    simulated = CliRunner().invoke(
+        app, ["simulate", *RUN, "--network", FAR, "--device", "T4", "--costs", str(file), "--json", str(figures)]
+    )
+    assert simulated.exit_code == 0, simulated.output
+    (row,) = json.loads(figures.read_text())["networks"]
+    money = load_costs(file).sentence(Expected(**row["expected"]))
+    assert money.startswith("1,000 steps: ")
+    printed = " ".join(done.stdout.split())
+    assert f"{money} ({load_costs(file).words()}.)" in printed
+    assert printed.endswith(f"times as many samples a second. {money}")
+    file.write_text("gpu_hour = 3.0\n")
+    again = decide(*words, "--resume")
+    assert again.exit_code == 2
+    assert "`costs" in again.output
 
 
 def test_counted_exchange_is_that_of_the_method_itself(dense, monkeypatch):

@@ -199,6 +199,9 @@ def test_interrupted_trials_resume_under_their_numbers(opened):
 )
 def test_a_resumed_study_draws_what_an_undisturbed_one_would(opened, tmp_path, trials, changes):
     """Also of samplers that keep more than parameters and values, such as the generations of NSGA-II."""
+    density = {"low": 0.05, "high": 0.5}
+    two = {"space": {key: f"TopK({{{key}}})" for key in ("forward", "backward")}, "baselines": None}  # for a crossover
+    changes |= {**two, "symbols": {"forward": density, "backward": density}}
 
     def drawn(stops):
         ledger = opened(trials=trials, **changes)

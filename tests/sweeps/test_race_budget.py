@@ -218,18 +218,50 @@ def test_a_plan_is_shortened_as_little_as_the_budget_asks_and_never_after_a_verd
     assert budget._shorter(1, budget.finish_s(1, 6)) == 0
 
 
-@pytest.mark.parametrize(("hours", "spread"), [(1.3, 0.003), (6, 0.009)])
-def test_a_race_within_a_budget_that_is_killed_anywhere_goes_on_to_the_same_decisions(
-    tmp_path, hours, spread, few_simulations
-):
-    """The first plan is shortened, the second one goes further."""
-    short = hours < 2
-    terms = {
-        "harms": {1: 0.0, 2: 0.0} if short else {1: 0.0},
-        "spread": spread,
-        "usual": 0.3 if short else 0.1,
-        "costs": {1: 2.5, 2: 2.5} if short else None,
-    }
+MANY = dict.fromkeys(range(1, 9), 0.0)
+
+
+def waits_of(rounds):
+    """Return the trials in a race's file that were told to wait, and those with a part."""
+    frame = pd.read_parquet(rounds.file)
+    return [set(frame.loc[frame["decision"] == decision, "trial"]) for decision in ("waits", "train")]
+
+
+def test_small_budget_races_first_settings_of_study_to_verdict(tmp_path, few_simulations):
+    """Eight settings on 3 seeds take more than ten runs; eight runs are paid, of which dense takes three."""
+    rounds, lines = budget_race(tmp_path, 0.8, MANY)
+    play(rounds)
+    waiting, begun = waits_of(rounds)
+    assert waiting == set(range(len(MANY) - len(waiting) + 1, 9))
+    assert f"{8 - len(waiting)} of 8 settings and dense race on 3 seeds" in lines[0]
+    assert rounds.safe
+    assert {DENSE, *rounds.safe} <= begun
+    assert set(rounds.waiting) == set(MANY) - begun
+    assert sum("not begun" in line for line in rounds.budget.summary()) == len(rounds.waiting)
+    assert f"Open: {len(rounds.running)} settings" in rounds.budget.summary()[-1]
+    assert set(rounds.waiting) <= set(rounds.running)
+
+
+def test_waiting_settings_enter_race_once_first_ones_have_left_time(tmp_path, few_simulations):
+    """The first settings are so harmful that they leave at once."""
+    harms = {trial: 1.0 if trial < 5 else 0.0 for trial in MANY}
+    rounds, lines = budget_race(tmp_path, 1.2, harms)
+    assert 0 < len(rounds.waiting) <= 7
+    play(rounds)
+    assert any("waiting settings on 3 seeds, in the" in line for line in lines)
+    assert set(rounds.safe) & {5, 6, 7, 8}
+
+
+@pytest.mark.parametrize(
+    ("hours", "terms"),
+    [
+        (1.3, {"harms": {1: 0.0, 2: 0.0}, "usual": 0.3, "costs": {1: 2.5, 2: 2.5}}),  # the first plan is shortened
+        (6, {"harms": {1: 0.0}, "spread": 0.009, "usual": 0.1}),  # a setting goes further
+        (1.2, {"harms": {trial: 1.0 if trial < 5 else 0.0 for trial in MANY}}),  # waiting settings enter
+    ],
+)
+def test_race_within_a_budget_killed_anywhere_resumes_to_same_decisions(tmp_path, hours, terms, monkeypatch):
+    monkeypatch.setattr(race_plan, "COUNT", 20 if hours != 1.2 else 4)
     copies = []
     whole = pq.read_table(play(budget_race(tmp_path, hours, **terms)[0], copies).file).drop(["elapsed_s"])
     for i, copy in enumerate(copies):
@@ -258,8 +290,8 @@ def test_the_seconds_of_parts_and_of_what_is_left_add_up_to_those_of_all_runs(tm
 @settings(max_examples=8, deadline=None)
 @given(
     hours=st.floats(0.5, 8),
-    costs=st.lists(st.floats(0.3, 5), min_size=3, max_size=3),
-    harms=st.lists(st.sampled_from([0.0, 0.005, 0.01, 0.1]), min_size=3, max_size=3),
+    costs=st.lists(st.floats(0.3, 5), min_size=8, max_size=8),
+    harms=st.lists(st.sampled_from([0.0, 0.005, 0.01, 0.1]), min_size=3, max_size=8),
     spread=st.sampled_from([0.001, 0.01]),
 )
 def test_no_plan_spends_more_than_the_budget_and_a_first_part(tmp_path_factory, hours, costs, harms, spread):
