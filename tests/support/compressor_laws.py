@@ -31,10 +31,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from raysim.codecs import NonFiniteError
-from raysim.compressors import AtSupport, Plain
+from raysim.compressors import AtSupport, Plain, parse
 from raysim.pipeline.link import EVALUATION_MODES
 
 any_sequence = settings(max_examples=10, derandomize=True, suppress_health_check=[HealthCheck.too_slow], database=None)
+
+
+def is_written_as_it_is_parsed(variant: Variant) -> None:
+    method = variant.method
+    assert repr(method) == variant.notation
+    assert parse(repr(method)) == method
+    assert hash(parse(repr(method))) == hash(method)
+    assert pickle.loads(pickle.dumps(method)) == method
 
 
 def shape_and_dtype_are_kept_and_nothing_given_is_touched(variant: Variant, dtype: torch.dtype) -> None:
@@ -198,6 +206,7 @@ LAWS: tuple[Callable[..., None], ...] = (
     nan_and_infinity_are_refused_and_move_nothing,
     memory_bytes_are_what_is_held,
     nothing_else_is_held,
+    is_written_as_it_is_parsed,
 )
 
 
