@@ -255,7 +255,8 @@ def _finite(value: Any) -> Any:
     """Return figures as Python's own values; None if they are missing or infinite."""
     from raysim.config.identity import plain
 
-    value = plain(value)
+    if not isinstance(value, (Mapping, list, tuple)):
+        value = plain(value)
     if isinstance(value, Mapping):
         return {name: _finite(inner) for name, inner in value.items()}
     if isinstance(value, (list, tuple)):
