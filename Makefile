@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c $(CONSTRA
 
 export RAY_USAGE_STATS_ENABLED := 0
 
-.PHONY: demo test test-slow test-cluster campaign gpu-bundle test-gpu lint types types-code types-tests dist image docs notation llms findings golden picture clean
+.PHONY: demo test test-fast test-slow test-cluster campaign gpu-bundle test-gpu lint types types-code types-tests dist image docs notation llms findings golden picture clean
 
 demo: $(VENV)/installed
 	rm -rf results/demo results/demo-dense
@@ -18,8 +18,10 @@ demo: $(VENV)/installed
 	$(BIN)/raysim sweep quickstart steps=50 start=results/demo-dense@100 --seeds 16 --race --out results/demo
 	$(BIN)/raysim report results/demo --network 100mbps
 
-# Types are checked by the newest versions' stubs alone.
-test: lint $(if $(filter constraints.txt,$(CONSTRAINTS)),types)
+# Types are checked by the newest versions' stubs alone, for the oldest Python: CI checks them once, in a job of their own.
+test: lint $(if $(filter constraints.txt,$(CONSTRAINTS)),types) test-fast
+
+test-fast: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m "not slow" -n 2
 
 test-slow: $(VENV)/installed-dev

@@ -20,7 +20,7 @@ import pytest
 from configurations import SMALL
 
 collect_ignore = ["support"]  # programs and lists that tests use
-STARTS_RAY = ("tests/engine/", "tests/sweeps/", "tests/project/test_docs.py")  # beside those whose text says so
+STARTS_RAY = re.compile(r'def \w+\([^)]*\bray\b|[^"]ray\.(init|scripts)|"-m", "raysim\.cli|Sweep\(|\bsweep\(')
 
 hypothesis.settings.register_profile("raysim", deadline=None)  # other work on the machine is no failure
 hypothesis.settings.load_profile("raysim")
@@ -32,10 +32,10 @@ for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIG
 
 @functools.cache
 def starts_ray(file: str) -> bool:
-    text = (Path(__file__).parents[1] / file).read_text()
-    return file.startswith(STARTS_RAY) or bool(
-        re.search(r'^def \w+\([^)]*\bray\b|ray\.init|-m", "raysim\.cli', text, re.M)
-    )
+    """Return whether a test that is not slow may start a Ray, by the file's text."""
+    parts = (Path(__file__).parents[1] / file).read_text().split("\n\n\n")
+    fast = [part for part in parts if "@pytest.mark.slow" not in part]
+    return file.startswith("tests/engine/") or any(map(STARTS_RAY.search, fast))
 
 
 def pytest_collection_modifyitems(items):

@@ -22,6 +22,7 @@ MODELS = {
     "lstm": "LSTM",
     "resnet18": "ResNet-18",
     "vgg16": "VGG-16",
+    "MiniLM": "MiniLM",
     "SmolLM2": "SmolLM2",
 }
 ORIGINS = ("from scratch", "fine-tuned", "trained elsewhere")

@@ -23,7 +23,7 @@ from raysim.cli.terminal import (
 )
 from raysim.network.collectives import EXCHANGES
 from raysim.network.prices import wire_seconds
-from raysim.network.timeline_views import busiest_share, summary
+from raysim.network.timeline_views import busiest_share, summary, wire_use
 from raysim.network.topology import Network
 from raysim.pipeline.groups import ring_bytes
 from raysim.pipeline.link import DIRECTIONS
@@ -78,6 +78,12 @@ def _step_rows(plan: Forecast | TimedStep, networks: Sequence[Network]) -> list[
         busy = timeline.mean_s("compute_s") / timeline.step_s if timeline.step_s else 0.0
         rows.append(row | {"busy": busy, "busiest_link": busiest_share(timeline), "pipeline": summary(timeline)})
     return rows
+
+
+def add_wires(plan: Forecast | TimedStep, networks: Sequence[Network], figures: Mapping[str, Any]) -> None:
+    """Add the load of each pair of hosts to the figures of `plan`; an average joins all pairs of replicas."""
+    for network, row in zip(networks, figures["networks"], strict=True):
+        row["pipeline"]["wires"] = [wire._asdict() for wire in wire_use(plan.simulate(network))]
 
 
 def show_timed(timed: TimedStep, figures: Mapping[str, Any], networks: Sequence[Network]) -> None:

@@ -82,7 +82,7 @@ def simulate(
     For example: raysim simulate gpt2-wikitext2 num_microbatches=8 schedule=ZBH1 --device A100 --network 1gbps+20ms
     """
     networks, fleet = list(dict.fromkeys(parse_networks(network, window))), parse_costs(costs)
-    from raysim.cli.forecast_tables import forecast_figures, show_forecast, show_timed, timed_figures
+    from raysim.cli.forecast_tables import add_wires, forecast_figures, show_forecast, show_timed, timed_figures
     from raysim.network.timed_step import TimedStep
     from raysim.network.timeline_views import trace_events
 
@@ -110,6 +110,7 @@ def simulate(
     if trace is not None:
         write_trace_file(trace_events(step.simulate(networks[0])), trace, f"a step on {networks[0]!r}")
     if json_file is not None:
+        add_wires(step, networks, figures)
         write_json(figures, json_file)
 
 

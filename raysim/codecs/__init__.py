@@ -6,6 +6,7 @@ and add it to `CODECS`; the property tests then require an example of it. Rarely
 """
 
 from collections.abc import Iterable
+from functools import lru_cache
 
 from raysim.codecs.codec import DTYPES, Codec, NonFiniteError, Packet, check_finite, to_bytes, to_tensor
 from raysim.codecs.fitted import Mean, NonUniform
@@ -44,12 +45,17 @@ def warm(codecs: Iterable[Codec] = ()) -> None:
 
     Kernels compiled by an earlier process are loaded from disk in a fraction of a second.
     """
+    for codec in (*_COMMON, *(codec.rehearsed() for codec in codecs)):
+        _warm(codec)
+
+
+@lru_cache(maxsize=1024)  # kernels stay loaded: the workers and runs of a process warm a codec once
+def _warm(codec: Codec) -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         x = torch.linspace(-1, 1, 192).view(4, 6, 8).to(dtype)
-        for codec in (*_COMMON, *(codec.rehearsed() for codec in codecs)):
-            codec.encode_with_residual(x.clone(), dtype, key=1, memory=torch.zeros(x.shape))
-            packet, _ = codec.encode_with_residual(x.float(), dtype, key=1)
-            packet.decode()
+        codec.encode_with_residual(x.clone(), dtype, key=1, memory=torch.zeros(x.shape))
+        packet, _ = codec.encode_with_residual(x.float(), dtype, key=1)
+        packet.decode()
 
 
 __all__ = [

@@ -48,7 +48,10 @@ def steps_s(job: Job, way: Proposal, networks: Sequence[Network]) -> Floats:
             np.zeros(len(networks)),
         )
     # identical replicas finish together: one pipeline's step, plus the time an exchange adds to a one-microbatch step
-    total = _run(job, way, job.profile(way), networks, count, 1)
+    if layout.sharding is None:
+        total = _alone_s(job, way.links, tuple(networks)).copy()
+    else:
+        total = _run(job, way, job.profile(way), networks, count, 1)
     if kinds != [(1.0, job.profile(way))]:
         quiet = _run(job, way.unsharded, job.profile(way), networks, 1, layout.replicas)
         for share, profile in kinds:
@@ -106,10 +109,20 @@ def _run(job: Job, way: Proposal, profile: Profile, networks: Sequence[Network],
 def _pipeline_s(job: Job, way: Proposal, networks: Sequence[Network], *, tied: bool) -> Floats:
     """Return the seconds of a step without an exchange of replicas, and with or without the sums of tied parameters."""
     replicas = way.layout.replicas if _differ(networks) else 1
+    if tied and replicas == 1 and way.layout.sharding is None:
+        return _alone_s(job, way.links, tuple(networks))
     profile = job.profile(way)
     if not tied:
         profile = replace(profile, transfers=profile.transfers[:0])
     return _run(job, way.unsharded, profile, networks, job.num_microbatches(way.layout), replicas)
+
+
+@lru_cache(maxsize=64)
+def _alone_s(job: Job, way: Proposal, networks: tuple[Network, ...]) -> Floats:
+    """Return the seconds of the first pipeline's step on each network; ways that differ in their averages share them."""
+    seconds = _run(job, way, job.profile(way), networks, job.num_microbatches(way.layout), 1)
+    seconds.flags.writeable = False
+    return seconds
 
 
 class Parts(NamedTuple):
@@ -156,16 +169,18 @@ def needed(job: Job, way: Proposal, network: Network) -> tuple[Needed, ...]:
     piecewise linear in the seconds per bit, so they are interpolated linearly in these between two close networks.
     """
     free = free_s(job, way.layout)
-    own = float(steps_s(job, way, [FREE])[0])
+    grid = np.geomspace(LOWEST, HIGHEST, COARSE)
+    near = [replace(network, bandwidth_bps=float(bps), name="") for bps in grid]
+    own, *coarse = steps_s(job, way, [FREE, *near]).tolist()
     # own + error (step - own) seconds have utilisation `level` if step = own + (free / level - own) / error
     targets = np.array([own + (free / level - own) / error for level in LEVELS for error in ERRORS])
-    grid = np.geomspace(LOWEST, HIGHEST, COARSE)
-    seconds = steps_s(job, way, [replace(network, bandwidth_bps=float(bps), name="") for bps in grid])
-    starts = np.clip(np.searchsorted(-seconds, -targets), 1, COARSE - 1)
+    starts = np.clip(np.searchsorted(-np.array(coarse), -targets), 1, COARSE - 1)
+    starts, bracket = np.unique(starts, return_inverse=True)  # close targets share one
     inner = np.geomspace(grid[starts - 1], grid[starts], FINE, axis=1)
     within = steps_s(job, way, [replace(network, bandwidth_bps=float(bps), name="") for bps in inner.reshape(-1)])
-    brackets = zip(inner, within.reshape(inner.shape), targets.tolist(), strict=True)
-    ends = np.array([_crossing(*bracket) for bracket in brackets]).reshape(len(LEVELS), len(ERRORS))
+    within = within.reshape(inner.shape)
+    found = [_crossing(inner[i], within[i], target) for i, target in zip(bracket, targets.tolist(), strict=True)]
+    ends = np.array(found).reshape(len(LEVELS), len(ERRORS))
     return tuple(Needed(float(row[0]), float(row.min()), float(row.max())) for row in ends)
 
 

@@ -121,12 +121,17 @@ def known(setting: Setting, asked: Scope, replicas: int = 1) -> Known:
 
 
 def _nearest(setting: Setting, asked: Scope) -> Known | None:
-    """Return the worst verdict on this very setting among models as near as any; None if it does not bear on the model."""
+    """Return the worst verdict on this very setting among models as near as any; None if it does not bear on the model.
+
+    If these are undecided, harm found after training in any other model counts.
+    """
     judged = _evidence().get(setting)
     if not judged:
         return None
     near = min(scope.distance(asked)[:2] for _, scope in judged)
     alike = [(verdict, scope) for verdict, scope in judged if scope.distance(asked)[:2] == near]
+    if near == (False, False) and {verdict for verdict, _ in alike} == {"undecided"}:
+        alike = [(verdict, scope) for verdict, scope in judged if verdict == HARMFUL] or alike
     worst, scope = min(alike, key=lambda each: (WORST_FIRST.index(each[0]), each[1].distance(asked)))
     return Known(worst, scope) if near == (False, False) or worst == HARMFUL else None
 

@@ -127,6 +127,11 @@ class Proposal:
         return (self.forward, self.backward) != (SAME, SAME)
 
     @property
+    def links(self) -> Proposal:
+        """The same pipelines, which average by default."""
+        return replace(self, method=SAME, overlap=False)
+
+    @property
     def unsharded(self) -> Proposal:
         """The same way with whole replicas."""
         return replace(self, layout=self.layout._replace(sharding=None))

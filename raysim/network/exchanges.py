@@ -116,9 +116,9 @@ def more_than_dense(method: str, wire_bytes: float, dense_bytes: float, num_repl
     )
 
 
-def sites_of(hosts: Sequence[int], network: Network) -> list[str] | None:
+def sites_of(hosts: Sequence[int], host_sites: Sequence[str] | None) -> list[str] | None:
     """Return the site of each of `hosts`; None if the network has no sites."""
-    return [network.host_sites[host] for host in hosts] if network.host_sites else None
+    return [host_sites[host] for host in hosts] if host_sites else None
 
 
 def all_reduce_s(
@@ -129,5 +129,5 @@ def all_reduce_s(
     On a uniform network with D members, latency a and bandwidth W: direct 2 (a + S/(D W) (D - 1)), ring 2 (D - 1) (a + S/(D W)),
     tree 2 ceil(log2 D) (a + S/W), server 2 (a + S/W (D - 1)), chain 2 ((D - 1) a + S/W). A round is as slow as its slowest pair.
     """
-    rounds = all_reduce_rounds(len(hosts), wire_bytes, algorithm, sites_of(hosts, network))
+    rounds = all_reduce_rounds(len(hosts), wire_bytes, algorithm, sites_of(hosts, network.host_sites))
     return float(rounds_s(rounds, np.array(hosts, np.int64), [network], transport)[0])

@@ -98,6 +98,11 @@ class Round(NamedTuple):
     wire_bytes: Floats
     """Bytes between two hosts, including those added by the transport."""
 
+    def unnamed(self) -> Round:
+        """Return the traffic with hosts numbered from 0 in ascending order, which takes as long between equal hosts."""
+        ends = np.unique([self.source, self.target, self.receiver], return_inverse=True)[1].reshape(3, -1)
+        return self._replace(source=ends[0], target=ends[1], receiver=ends[2])
+
     def pairs(self, classes: Classes) -> Iterator[tuple[int, int, int, float]]:
         """Yield source, target, messages and bytes of every pair of hosts."""
         columns = (self.source, self.receiver, self.transfers, self.wire_bytes)

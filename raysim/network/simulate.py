@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -229,37 +229,50 @@ class _Setting(NamedTuple):
 
     def collectives(self, profile: Profile, network: Network, labels: Ints) -> list[Collective]:
         """Return the collectives that end the step: the profile's transfers and the uncompressed averages."""
-        replicas, placement, table = self.replicas, self.placement, self.table
+        replicas = self.replicas
         if replicas == 1 and not len(profile.transfers):
             return []
         for name in ("source_replica", "target_replica"):
             highest = int(profile.transfers[name].max(initial=0))
             if highest >= replicas:
                 raise ValueError(f"`transfers` must be between {replicas} replicas, but got replica {highest}.")
-        hosts = placement.by_replica(table.num_workers)[:, table.owner]
-        averaging = profile.transport.averaging
-        transfers, averages = profile.transfers, {}
-        for stage in np.flatnonzero(profile.gradient_bytes).tolist() if replicas > 1 else ():
-            listed = (transfers["direction"] == EXCHANGES[0]) & (transfers["stage"] == stage)
-            if averaging.algorithm == "direct" and listed.any():
-                continue
-            transfers = transfers[~listed]
-            averages[stage] = all_reduce_rounds(
-                replicas,
-                float(profile.gradient_bytes[stage]),
-                averaging.algorithm,
-                sites_of(hosts[:, stage].tolist(), network),
-            )
-        return collectives(
-            transfers,
-            profile.method_s,
-            hosts,
-            table.owner,
-            [averaging.num_buckets(size) for size in profile.bucketed_bytes.tolist()],
-            averages=averages,
-            labels=labels,
-            transport=profile.transport,
+        alike = tuple(labels.tolist())
+        return _collectives(profile, self.placement, tuple(self.table.owner.tolist()), network.host_sites, alike)
+
+
+@lru_cache(maxsize=16)
+def _collectives(
+    profile: Profile,
+    placement: Placement,
+    owner: tuple[int, ...],
+    host_sites: tuple[str, ...] | None,
+    labels: tuple[int, ...],
+) -> list[Collective]:
+    """Return the collectives of profiles, which many networks share; `labels`: see `raysim.network.rounds.equal_hosts`."""
+    hosts = placement.by_replica(max(owner) + 1)[:, owner]
+    averaging = profile.transport.averaging
+    transfers, averages = profile.transfers, {}
+    for stage in np.flatnonzero(profile.gradient_bytes).tolist() if len(hosts) > 1 else ():
+        listed = (transfers["direction"] == EXCHANGES[0]) & (transfers["stage"] == stage)
+        if averaging.algorithm == "direct" and listed.any():
+            continue
+        transfers = transfers[~listed]
+        averages[stage] = all_reduce_rounds(
+            len(hosts),
+            float(profile.gradient_bytes[stage]),
+            averaging.algorithm,
+            sites_of(hosts[:, stage].tolist(), host_sites),
         )
+    return collectives(
+        transfers,
+        profile.method_s,
+        hosts,
+        np.array(owner),
+        [averaging.num_buckets(size) for size in profile.bucketed_bytes.tolist()],
+        averages=averages,
+        labels=np.array(labels),
+        transport=profile.transport,
+    )
 
 
 def _set_up(

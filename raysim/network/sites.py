@@ -3,13 +3,15 @@
 The measured links are in regions.csv, by direction. Bandwidth is what iperf3 received over 64 connections from one virtual machine to
 another (m5.8xlarge, Standard_D32_v5, n2-standard-32) on 2022-01-29; latency is half of the mean round trip of pings in April 2022. From
 the profiles of Skyplane (Jain et al. 2023, NSDI; skyplane-project/skyplane at 87e32de8 and 945dca27, Apache-2.0), premium tier; pairs
-measured twice are averaged. A file of sites:
+measured twice are averaged.
+
+The links of homes are in homes.csv: percentiles of one-connection downloads, uploads and least round trips to a near server, over all
+tests of M-Lab's NDT of October 2025, in countries with a million tests each way (m-lab/iqb at dbd7401d, Apache-2.0). At `p10` nine
+tests in ten are better. A file of sites:
 
 [sites.home]
 hosts = 4
-bandwidth = "200mbps"
-upload = "20mbps"
-latency = "10ms"
+home = "us:p25"
 
 [sites.cloud]
 hosts = 2
@@ -30,8 +32,8 @@ import math
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from importlib import resources
-from itertools import combinations, permutations
-from typing import Any
+from itertools import combinations, permutations, product
+from typing import Any, NamedTuple
 
 from raysim.network.notation import read_window
 from raysim.network.topology import Network, read_notation
@@ -60,6 +62,32 @@ def read_links(name: str = "regions.csv") -> dict[tuple[str, str], Road]:
     return links
 
 
+class Home(NamedTuple):
+    """The link of a home."""
+
+    download_bps: float
+    upload_bps: float
+    latency_s: float
+    """One way, to a near server."""
+
+
+@functools.cache
+def read_homes() -> dict[str, Home]:
+    """Return the links of homes by country and percentile.
+
+    >>> read_homes()["us:p50"]
+    Home(download_bps=121100000.0, upload_bps=28990000.0, latency_s=0.007485)
+    """
+    text = resources.files("raysim.network").joinpath("homes.csv").read_text(encoding="utf-8")
+    homes = {}
+    for row in csv.DictReader(text.splitlines()):
+        country = row.pop("country")
+        for percentile, cell in row.items():
+            download, upload, round_trip_ms = map(float, cell.split("/"))
+            homes[f"{country}:{percentile}"] = Home(download * 1e6, upload * 1e6, round_trip_ms / 2e3)
+    return homes
+
+
 def regions_of(cloud: str) -> tuple[str, ...]:
     """Return the measured regions of a cloud, or of all for "clouds"."""
     regions = dict.fromkeys(source for source, _ in read_links())
@@ -80,7 +108,9 @@ def matrix_network(matrix: Sequence[Sequence[tuple[float, float]]], **rest: Any)
 
 
 SITES_FIELDS = ("sites", "links", "sharing", "window")
-SITE_KEYS = ("hosts", "bandwidth", "latency", "upload", "region")
+SITE_KEYS = ("hosts", "bandwidth", "latency", "upload", "region", "home")
+OF_HOME = ("bandwidth", "latency", "upload", "region")
+"""Keys that `home` replaces."""
 LINK_KEYS = ("between", "bandwidth", "latency")
 
 
@@ -103,12 +133,23 @@ def network_of_sites(content: Mapping[str, Any], name: str) -> Network:
         hosts += [site] * count
         names += [f"{site}-{number}" for number in range(count)]
         roads[site, site] = _road(f"sites.{site}", values)
-    roads |= _measured(sites) | _given(sites, links)
+    homes = {site: _home(f"sites.{site}", values) for site, values in sites.items() if "home" in values}
+    between_homes = {
+        (site, other): (math.inf, homes[site].latency_s + homes[other].latency_s)
+        for site, other in product(homes, repeat=2)
+        if _country(sites[site]) == _country(sites[other])
+    }
+    roads |= between_homes | _measured(sites) | _given(sites, links)
     for site, other in combinations(sites, 2):
         if (site, other) not in roads:
             raise ValueError(f"`links` must hold one between {site} and {other}, but there is none.")
     uploads = {site: _bandwidth(f"sites.{site}.upload", values.get("upload")) for site, values in sites.items()}
-    roads = {(site, other): (min(bps, uploads[site]), latency) for (site, other), (bps, latency) in roads.items()}
+    uploads |= {site: home.upload_bps for site, home in homes.items()}
+    downloads = {site: home.download_bps for site, home in homes.items()}
+    roads = {
+        (site, other): (min(bps, uploads[site], downloads.get(other, math.inf)), latency)
+        for (site, other), (bps, latency) in roads.items()
+    }
     if len(hosts) < 2:
         raise ValueError(f"`sites` must have at least two hosts, but got {len(hosts)}.")
     matrix = [[roads[a, b] for b in hosts] for a in hosts]
@@ -154,6 +195,24 @@ def _measured(sites: Mapping[str, Any]) -> dict[tuple[str, str], Road]:
         for site, other in permutations(placed, 2)
         if placed[site] != placed[other]
     }
+
+
+def _home(where: str, values: Mapping[str, Any]) -> Home:
+    """Return the measured link of a site's `home`."""
+    if given := [key for key in OF_HOME if key in values]:
+        raise ValueError(f"`{where}.home` has bandwidths and a latency of its own: leave out `{given[0]}`.")
+    homes, name = read_homes(), values["home"]
+    if not isinstance(name, str) or name not in homes:
+        countries = ", ".join(dict.fromkeys(each.partition(":")[0] for each in homes))
+        raise ValueError(
+            f"`{where}.home` must be a country ({countries}) and a percentile of p10, p25, p50, p75 and p90, such as us:p25, "
+            f"but got {shown(name)}."
+        )
+    return homes[name]
+
+
+def _country(values: Mapping[str, Any]) -> str:
+    return str(values["home"]).partition(":")[0]
 
 
 def _window(text: object) -> dict[str, Any]:

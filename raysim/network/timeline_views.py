@@ -123,7 +123,7 @@ def _share(seconds: float, timeline: Timeline) -> float:
 
 
 def summary(timeline: Timeline) -> dict[str, Any]:
-    """Return the step in figures: seconds, collectives, share of bubble, workers' time, use of wires, critical path."""
+    """Return the step in figures: seconds, collectives, share of bubble, workers' time, critical path."""
     return {
         "step_s": timeline.step_s,
         "pipeline_s": timeline.pipeline_s,
@@ -143,7 +143,6 @@ def summary(timeline: Timeline) -> dict[str, Any]:
         ],
         "bubble": timeline.bubble,
         "workers": [worker._asdict() for worker in timeline.workers()],
-        "wires": [wire._asdict() for wire in wire_use(timeline)],
         "critical_path_s": timeline.explain(),
     }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import TypeAlias
 
 import torch
@@ -229,6 +230,7 @@ def warm_run(plan: Plan) -> None:
             _rehearse(method)
 
 
+@lru_cache(maxsize=1024)  # once in a process, as `warm`
 def _rehearse(method: ReplicaMethod) -> None:
     """Average a small matrix over two replicas twice, once after any warm-up of the method."""
     gradients = {"weight": torch.linspace(-1, 1, 48 * 48).view(48, 48)}  # too large to be exempt from compression

@@ -59,6 +59,11 @@ def family(tmp_path_factory):
     return write_family(tmp_path_factory.mktemp("carry") / "runs", settings)
 
 
+@pytest.fixture(scope="module")
+def loaded(family):
+    return load(family)
+
+
 def refusal(frame, part):
     (row,) = frame[frame["setting"].str.contains(part, regex=False)].to_dict("records")
     assert pd.isna(row["verdict"])
@@ -66,8 +71,8 @@ def refusal(frame, part):
     return row["refusal"]
 
 
-def test_harm_is_carried_by_a_power_of_the_size(family):
-    frame = carry(load(family), 9e6).set_index("setting")
+def test_harm_is_carried_by_a_power_of_the_size(loaded):
+    frame = carry(loaded, 9e6).set_index("setting")
     row = frame.loc["replica_gradient=DiLoCo(2)"]
     assert row["harm_low"] < falling(9e6) < row["harm_high"]
     assert row["harm"] == pytest.approx(falling(9e6), rel=0.25)
@@ -77,8 +82,8 @@ def test_harm_is_carried_by_a_power_of_the_size(family):
     assert "as a power of the size" in law_sentence(row)
 
 
-def test_harm_between_sizes_is_carried_for_all_settings(family):
-    frame = carry(load(family), 5e5)
+def test_harm_between_sizes_is_carried_for_all_settings(loaded):
+    frame = carry(loaded, 5e5)
     assert frame["refusal"].isna().all()
     assert set(frame["verdict"]) == {"harmful"}
 
@@ -94,8 +99,8 @@ def test_harm_between_sizes_is_carried_for_all_settings(family):
         ({"at": 10}, "DiLoCo", ["10,000 times beyond the smallest", "or fewer"]),
     ],
 )
-def test_refusals_name_the_run_that_would_allow_them(family, asked, part, words):
-    text = refusal(carry(load(family), **asked), part)
+def test_refusals_name_the_run_that_would_allow_them(loaded, asked, part, words):
+    text = refusal(carry(loaded, **asked), part)
     assert [word for word in words if word not in text] == []
 
 
@@ -147,18 +152,18 @@ def report(*words):
     return result.exit_code, " ".join(result.output.split())
 
 
-def test_bad_input_is_one_sentence(family, tmp_path):
+def test_bad_input_is_one_sentence(family, loaded, tmp_path):
     for folder, part in bad_folders(tmp_path):
         with pytest.raises(AnalysisError) as error:
             carry(load(folder), 9e6)
         assert part in str(error.value)
-        code, printed = report(folder, "--at", "9e6")
-        assert code == 2
-        assert part in printed
+    code, printed = report(folder, "--at", "9e6")
+    assert code == 2
+    assert part in printed
     wrong: list[Any] = [0, -1, math.nan, math.inf, True, "1B"]
     for at in wrong:
         with pytest.raises(AnalysisError, match="`at` must be a number of parameters"):
-            carry(load(family), at)
+            carry(loaded, at)
     assert report(family, "--stages", 4)[0] == 2
 
 

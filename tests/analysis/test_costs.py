@@ -1,6 +1,5 @@
 """One job, one compute: laws of prices that runs share, and of their intervals."""
 
-import itertools
 import shutil
 import subprocess
 import sys
@@ -45,6 +44,11 @@ def runs(tmp_path_factory):
     return folder
 
 
+@pytest.fixture(scope="module")
+def priced(runs):
+    return company(runs)
+
+
 def networks():
     return [parse_network(name) for name in NETWORKS]
 
@@ -69,8 +73,7 @@ def stretched(source, target, factor):
     return target
 
 
-def test_runs_of_one_job_share_compute_and_codecs_and_differ_in_bytes(runs):
-    priced = company(runs)
+def test_runs_of_one_job_share_compute_and_codecs_and_differ_in_bytes(runs, priced):
     assert len({one.costs for one in priced.values()}) == 1
     for one in priced.values():
         np.testing.assert_array_equal(one.mean_profile.compute_s, priced["dense"].mean_profile.compute_s)
@@ -81,20 +84,18 @@ def test_runs_of_one_job_share_compute_and_codecs_and_differ_in_bytes(runs):
     np.testing.assert_array_equal(alone.wire_bytes, priced["q8"].wire_bytes)
 
 
-def test_two_dense_runs_of_a_job_have_one_price(runs):
-    priced = company(runs)
+def test_two_dense_runs_of_a_job_have_one_price(priced):
     one, other = (priced[name].step_seconds(networks()) for name in ("dense", "dense-7"))
     assert (one == one[:, :1]).all()
     np.testing.assert_array_equal(one[:, 0], other[:, 0])
     assert [tuple(each) for each in priced["dense-7"].speedup(priced["dense"], networks())] == [(1, 1, 1)] * 3
 
 
-def test_no_setting_beats_dense_on_free_network(runs):
-    priced = company(runs)
+def test_no_setting_beats_dense_on_free_network(runs, priced):
     free = [parse_network("free")]
-    priced |= {f"{name}, bare": one for name, one in company(runs, transport="bare").items()}
-    for name, one in priced.items():
-        (speedup,) = one.speedup(priced["dense, bare" if "bare" in name else "dense"], free)
+    every = priced | {f"{name}, bare": one for name, one in company(runs, transport="bare").items()}
+    for name, one in every.items():
+        (speedup,) = one.speedup(every["dense, bare" if "bare" in name else "dense"], free)
         assert speedup.verdict != "faster", name
 
 
@@ -125,16 +126,15 @@ def test_result_is_independent_of_run_order(runs):
 
 
 @pytest.mark.parametrize("loaded", [("dense", "dense-7"), ("q8",), ("topk", "feedback", "dense")])
-def test_runs_recorded_on_a_machine_half_as_fast_move_no_ratio_beyond_its_interval(runs, tmp_path, loaded):
-    quiet = company(runs)
-    for name in quiet:
+def test_runs_recorded_on_a_machine_half_as_fast_move_no_ratio_beyond_its_interval(runs, priced, tmp_path, loaded):
+    for name in priced:
         if name in loaded:
             stretched(runs / name, tmp_path / name, 2.0)
         else:
             shutil.copytree(runs / name, tmp_path / name)
     busy = company(tmp_path)
     for name in SETTINGS:
-        before, after = (of[name].speedup(of["dense"], networks()) for of in (quiet, busy))
+        before, after = (of[name].speedup(of["dense"], networks()) for of in (priced, busy))
         for network, one, other in zip(NETWORKS, before, after, strict=True):
             assert abs(other.value - one.value) <= other.high - other.low, (name, network)
 
@@ -145,7 +145,8 @@ def test_one_run_of_one_profiled_step_has_an_interval_too(runs, small, tmp_path)
     dense, one = in_company([tmp_path / "dense", tmp_path / "topk"])
     assert len(one.profiles) == 1
     for found in (*one.step_s(networks()), *one.speedup(dense, networks())):
-        assert found.low < found.value < found.high
+        assert found.low <= found.value <= found.high
+        assert found.low < found.high
     assert one.resampled_seconds(networks()).shape == (3, RESAMPLES)
 
 
@@ -226,37 +227,21 @@ def test_busy_machine_keeps_ratios_within_interval(tmp_path):
     assert pd.DataFrame(rows)["held"].all(), pd.DataFrame(rows).to_string()
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_ray_price_is_independent_of_other_load(tmp_path):
-    """Real ones: no process, and four that burn the cores while Ray starts and trains."""
-    settings = {"dense": [], "q8": ["forward=Quantize(8)", "backward=Quantize(8)"]}
-    counts = (0, 4)
-    for count in counts:
-        burners = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
-        try:
-            for name, changes in settings.items():
-                words = [
-                    "digits-cnn",
-                    "steps=40",
-                    "profile_every_steps=2",
-                    *changes,
-                    "--out",
-                    f"{tmp_path}/{name}-{count}",
-                ]
-                subprocess.run([sys.executable, "-m", "raysim.cli", "train", *words], check=True, timeout=400)
-        finally:
-            for burner in burners:
-                burner.kill()
-                burner.wait()
-    named = [parse_network(name) for name in ("20mbps", "100mbps", "free")]
-    for name in settings:
-        prices = [Replay(tmp_path / f"{name}-{count}").step_s(named) for count in counts]
-        for network, quiet, *loaded in zip(named, *prices, strict=True):
-            for price in loaded:
-                assert price.low <= quiet.value <= price.high, (name, network, quiet, price)
-                assert quiet.low <= price.value <= quiet.high, (name, network, quiet, price)
-                assert abs(price.value / quiet.value - 1) <= 0.1, (name, network, quiet, price)
-    for one, other in itertools.product(counts, repeat=2):
-        dense, compressed = in_company([tmp_path / f"dense-{one}", tmp_path / f"q8-{other}"])
-        assert compressed.speedup(dense, named)[-1].value <= 1.02, (one, other)
+def test_load_in_every_second_step_moves_no_price_beyond_its_interval(runs, tmp_path):
+    """Load lengthens all that a step records: caches its CPU seconds by a quarter, other processes its wall-clock seconds threefold."""
+    factors = dict.fromkeys(("decode_s", "compute_wall_s", "encode_s"), 3.0) | {"compute_cpu_s": 1.25}
+    for name in SETTINGS:
+        folder = tmp_path / name
+        shutil.copytree(runs / name, folder)
+        actions = pq.read_table(folder / "actions.parquet")
+        steps = np.array(actions["step"])
+        loaded = np.isin(steps, np.unique(steps)[::2])
+        for column, factor in factors.items():
+            place = actions.schema.get_field_index(column)
+            values = np.array(actions[column].to_pylist(), float) * np.where(loaded, factor, 1.0)
+            actions = actions.set_column(place, actions.schema.field(column), pa.array(values))
+        write_table(actions, folder / "actions.parquet")
+        prices = [Replay(each / name).step_s(networks()) for each in (runs, tmp_path)]
+        for network, quiet, busy in zip(NETWORKS, *prices, strict=True):
+            assert quiet.value <= busy.value <= quiet.high, (name, network)
+            assert busy.low <= quiet.value, (name, network)

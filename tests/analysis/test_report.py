@@ -576,8 +576,7 @@ def test_the_command_ends_with_the_decision(runs, tmp_path):
 
 
 def test_a_report_opens_at_the_network_of_its_study(runs, tmp_path):
-    for name in ("dense-s1", "q8-s1"):
-        copy_run(runs / name, tmp_path / "study" / "trials" / name)
+    copy_run(runs / "dense-s1", tmp_path / "study" / "trials" / "dense-s1")
     for own, added in (("10gbps", ()), ("20mbps", ("20mbps",))):
         (tmp_path / "study" / "study.toml").write_text(f'[[objectives]]\nname = "step_s@{own}"\n')
         page = compose(tmp_path)

@@ -60,8 +60,7 @@ def test_reading_a_record_imports_nothing_that_it_names(stranger):
     assert not (stranger / "marker").exists()
 
 
-@pytest.mark.parametrize("data", ["os:system", "subprocess:getoutput", "evil:S"])
-def test_export_calls_no_function_named_in_records(tmp_path, monkeypatch, small, data):
+def test_export_calls_no_function_named_in_records(tmp_path, monkeypatch, small):
     llama = {"model_type": "llama", "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 3}
     model = {"name": "hf", "config": llama | {"num_attention_heads": 2, "num_key_value_heads": 2}}
     text = tmp_path / "text.txt"
@@ -71,11 +70,13 @@ def test_export_calls_no_function_named_in_records(tmp_path, monkeypatch, small,
     monkeypatch.chdir(tmp_path)
     (tmp_path / "evil.py").write_text(EVIL)
     save_pretrained(run, tmp_path / "model")
-    mutate(run.folder, "run", "data", data)
     mutate(run.folder, "run", "data.command", "touch marker")
-    with pytest.raises(ConfigError, match=f"Data `{data}` is named by a record.*`--trust {data.partition(':')[0]}`"):
-        save_pretrained(run, tmp_path / "other")
-    assert output("export", run.folder, "other")[0] == 2
+    for data in ("os:system", "subprocess:getoutput", "evil:S"):
+        mutate(run.folder, "run", "data", data)
+        sentence = f"Data `{data}` is named by a record.*`--trust {data.partition(':')[0]}`"
+        with pytest.raises(ConfigError, match=sentence):
+            save_pretrained(run, tmp_path / "other")
+        assert output("export", run.folder, "other")[0] == 2
     assert not (tmp_path / "marker").exists()
     assert not (tmp_path / "other").exists()
 

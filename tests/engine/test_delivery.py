@@ -12,7 +12,6 @@ from engines import start as start_inline
 from hypothesis import given
 
 from raysim.config import ConfigError
-from raysim.engine.actor import start_actor
 from raysim.engine.delivery import (
     ARGUMENT_BYTES,
     FAR_BYTES,
@@ -68,17 +67,6 @@ def test_message_in_pieces_arrives_when_complete():
     assert box.take(Receive(0, ("b",)), 1.0) == ("between",)
 
 
-def test_inline_threshold_of_cluster_is_read(ray):
-    actors = [start_actor(num_cpus=0) for _ in range(2)]
-    try:
-        for near, most in ((True, NEAR_BYTES), (False, FAR_BYTES)):
-            limits = find_limits(actors, ray.get, near=near)
-            assert limits == Limits(RAYS_OWN, most)
-    finally:
-        for actor in actors:
-            ray.kill(actor)
-
-
 @pytest.mark.parametrize(
     ("found", "sentence"),
     [
@@ -105,11 +93,13 @@ AVERAGED = {"num_replicas": 2, "replica_gradient": "ErrorFeedback(TopK(0.5))"}
 )
 def test_every_message_path_matches_inline_engine(ray, small, monkeypatch, changes, message):
     monkeypatch.setattr("raysim.engine.ray.find_limits", lambda *_, **__: Limits(16_384, message))
-    config = small(**LARGE, **changes)
+    config = small(**LARGE, **changes, num_stages=2)
     inline, engine = start_inline(config), RayEngine(prepare(config))
     sizes = []
     try:
         engine.start()
+        for near, most in ((True, NEAR_BYTES), (False, FAR_BYTES)):
+            assert find_limits(engine._actors, ray.get, near=near) == Limits(RAYS_OWN, most)
         for step in range(2):
             for one, other in zip(inline.step(step), engine.step(step), strict=True):
                 assert one.losses == other.losses

@@ -46,7 +46,10 @@ def facts(layers, shape):
     return parameters, parts.cuts, parts.boundaries, parts.flops_forward, footprints, parts.tied
 
 
-@pytest.mark.parametrize("case", [*EACH_KIND, *(case for case in OPTIONS if case not in FAMILIES)])
+REST = [pytest.param(case, marks=pytest.mark.slow) for case in ("a subspace", "eager attention")]
+
+
+@pytest.mark.parametrize("case", [*EACH_KIND, "lora", "a projected subspace", *REST])
 def test_model_structure_has_cost_of_model(case):
     options, shape = OPTIONS[case], FAMILIES[case][1] if case in FAMILIES else TEXT
     made = make_structure("hf", hf, {"shape": shape, **options})

@@ -166,3 +166,17 @@ def test_pipelines_are_as_long_as_memory_allows() -> None:
         ValidationError, match=r"`num_stages` = 1000000000 with `num_microbatches` = 3 takes 1\.26 TB to simulate, but "
     ):
         Timings(num_stages=10**9, num_microbatches=3, forward_s=1.0, backward_s=2.0)
+
+
+def test_ten_thousand_replicas_are_priced_without_a_row_for_each_pair(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "many.toml"
+    file.write_text(
+        "num_stages = 4\nnum_microbatches = 8\nforward_s = 0.02\nbackward_s = 0.04\nmessage_bytes = 1e6\ngradient_bytes = 5e7\n"
+    )
+    monkeypatch.setattr("raysim.network.rounds.Round.pairs", None)  # 4 x 10^8 of them
+    done = CliRunner().invoke(app, ["simulate", str(file), "num_replicas=10000", "--network", "1gbps"])
+    assert done.exit_code == 0, done.output
+    few = CliRunner().invoke(app, ["simulate", str(file), "num_replicas=5000", "--network", "1gbps"])
+    assert few.stdout.splitlines()[0] == done.stdout.splitlines()[0]  # 2 (D - 1) / D of the bytes, to three digits

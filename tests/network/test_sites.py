@@ -5,7 +5,7 @@ import math
 import pytest
 
 from raysim.network.presets import parse_network
-from raysim.network.sites import read_links
+from raysim.network.sites import read_homes, read_links
 
 HOME_AND_LAB = """
 [sites.home]
@@ -78,6 +78,68 @@ def test_regions_have_measured_links_and_homes_slow_uploads(written):
     assert network.bandwidths_bps([0, 2, 2, 2, 1], [2, 0, 3, 1, 2]).tolist() == [2e8, 2e7, 2e7, 1e7, 1e7]
     given = REGIONS + '[[links]]\nbetween = ["west", "east"]\nbandwidth = "1gbps"\n'
     assert written(given).bandwidths_bps([0, 1], [1, 0]).tolist() == [1e9, 1e9]
+
+
+HOMES = """
+[sites.slow]
+hosts = 2
+home = "us:p10"
+
+[sites.fast]
+home = "us:p90"
+
+[sites.abroad]
+home = "de:p50"
+
+[[links]]
+between = ["fast", "abroad"]
+bandwidth = "100mbps"
+latency = "50ms"
+
+[[links]]
+between = ["slow", "abroad"]
+bandwidth = "1mbps"
+latency = "60ms"
+"""
+
+
+def test_homes_send_and_receive_at_their_percentile(written):
+    slow, fast, abroad = (read_homes()[name] for name in ("us:p10", "us:p90", "de:p50"))
+    network = written(HOMES)  # hosts 0 and 1 are slow, 2 fast, 3 abroad
+    sent = network.bandwidths_bps([0, 0, 2, 2, 3, 3], [1, 2, 0, 3, 2, 0]).tolist()
+    assert sent == [slow.upload_bps, slow.upload_bps, slow.download_bps, abroad.download_bps, abroad.upload_bps, 1e6]
+    assert network.latencies_s([0, 0, 2, 3], [1, 2, 0, 2]).tolist() == [
+        2 * slow.latency_s, *[slow.latency_s + fast.latency_s] * 2, 0.05,
+    ]  # fmt: skip
+
+
+def test_a_higher_percentile_is_better_in_every_direction():
+    for name, home in read_homes().items():
+        country, _, percentile = name.partition(":p")
+        better = [
+            each
+            for other, each in read_homes().items()
+            if other.startswith(f"{country}:p") and int(other[4:]) > int(percentile)
+        ]
+        assert all(each.download_bps > home.download_bps for each in better)
+        assert all(each.upload_bps > home.upload_bps and each.latency_s < home.latency_s for each in better)
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        (
+            ('"us:p10"', '"us:p11"'),
+            r"`sites.slow.home` must be a country \(au, .*, za\) and a percentile of p10, .*, but got 'us:p11'",
+        ),
+        (('"us:p10"', "3"), r"`sites.slow.home` must be a country .*, but got 3"),
+        (('"us:p10"', '"us:p10"\nupload = "1mbps"'), r"`sites.slow.home` has bandwidths .*: leave out `upload`"),
+        (('["fast", "abroad"]', '["slow", "fast"]'), r"`links` must hold one between fast and abroad"),
+    ],
+)
+def test_wrong_homes_are_refused(written, change, sentence):
+    with pytest.raises(ValueError, match=sentence):
+        written(HOMES.replace(*change))
 
 
 @pytest.mark.parametrize(

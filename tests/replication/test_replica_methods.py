@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from replica_laws import laws_over
+from replica_laws import keeps_all_laws
 from replica_variants import (
     LOCAL,
     SHAPES,
@@ -29,9 +29,9 @@ def test_every_method_has_a_variant() -> None:
     assert set(METHODS) <= {type(parse_replica_method(notation)).name() for notation in variants}
 
 
-@laws_over(VARIANTS)
-def test_law(law, variant: Variant) -> None:
-    law(variant)
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.notation)
+def test_all_laws(variant: Variant) -> None:
+    keeps_all_laws(variant)
 
 
 # Gathered packets.

@@ -404,6 +404,7 @@ def test_a_folder_of_transformers_is_screened_and_is_in_the_study(tmp_path, monk
         (["--no-gradients", "--network", "1mbps"], "`--no-gradients` times no backward"),
         (["--device", "T5", "--network", "1mbps"], "T5"),
         (["stpes=5"], "stpes"),
+        (["--engine", "rey"], "`engine` must be one of ray, inline, but got 'rey'."),
     ],
 )
 def test_bad_input_is_refused_before_a_pass(arguments, sentence, tmp_path, monkeypatch):

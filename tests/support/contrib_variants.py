@@ -85,8 +85,8 @@ VARIANTS = [
 COMPRESSORS = [
     compressor_variants.Variant("ACGC(0.1)"),
     compressor_variants.Variant("ResidualVQ"),
-    compressor_variants.Variant("ResidualVQ(4, rounds=3, dim=3, fresh=2, pace=1.0)"),
-    compressor_variants.Variant("ResidualVQ(5, rounds=1, dim=2, fresh=0)"),
+    compressor_variants.Variant("ResidualVQ(bits=4, rounds=3, dim=3, fresh=2, pace=1.0)"),
+    compressor_variants.Variant("ResidualVQ(bits=5, rounds=1, dim=2, fresh=0)"),
     compressor_variants.Variant("GraVAC(window=2)"),
     compressor_variants.Variant("GraVAC(window=1, policy='geometric', promote='passing')"),
     compressor_variants.Variant("GraVAC(epsilon=0.5, window=1, ladder='bits', memory='slot')"),

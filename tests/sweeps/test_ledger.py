@@ -192,27 +192,31 @@ def test_interrupted_trials_resume_under_their_numbers(opened):
     assert again.next() is None
 
 
-@pytest.mark.parametrize("changes", [{}, {"sampler": "random"}, {"sampler": "nsga2", "population": 4}], ids=str)
-def test_a_resumed_study_draws_what_an_undisturbed_one_would(opened, tmp_path, changes):
+@pytest.mark.parametrize(
+    ("trials", "changes"),
+    [(13, {}), (6, {"sampler": "random"}), (10, {"sampler": "nsga2", "population": 4})],  # TPE begins after ten
+    ids=["tpe", "random", "nsga2"],
+)
+def test_a_resumed_study_draws_what_an_undisturbed_one_would(opened, tmp_path, trials, changes):
     """Also of samplers that keep more than parameters and values, such as the generations of NSGA-II."""
     density = {"low": 0.05, "high": 0.5}
     two = {"space": {key: f"TopK({{{key}}})" for key in ("forward", "backward")}, "baselines": None}  # for a crossover
     changes |= {**two, "symbols": {"forward": density, "backward": density}}
 
     def drawn(stops):
-        ledger = opened(trials=14, **changes)
+        ledger = opened(trials=trials, **changes)
         while (found := ledger.next()) is not None:
             row = found[0]
             ledger.begin(row, [])
             if row.trial in stops:
                 stops.remove(row.trial)
                 ledger.close()
-                ledger = opened(trials=14, **changes)
+                ledger = opened(trials=trials, **changes)
                 continue
             ledger.end(row, finished(accuracy=0.1 + row.trial * 7 % 10 / 20, step_s=1 + row.trial * 3 % 7))
         return [row.notation for row in ledger.rows]
 
-    broken = drawn([3, 9])
+    broken = drawn([3, trials - 3])
     (tmp_path / "out").rename(tmp_path / "first")
     assert drawn([]) == broken
 
