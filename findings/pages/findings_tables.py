@@ -25,8 +25,9 @@ HEADS: dict[Mode, str] = {
 
 
 def blocks_of(results: Results, verdicts: Sequence[Finding]) -> dict[str, str]:
-    """Return the blocks of a study's page, by name."""
-    blocks = {"runs": _runs(results), "settings": _settings(results), "verdicts": _verdicts(verdicts)}
+    """Return the blocks of a study's page, by name; without `verdicts` if no claim bears on it."""
+    blocks = {"runs": _runs(results), "settings": _settings(results)}
+    blocks |= {"verdicts": _verdicts(verdicts)} if verdicts else {}
     return blocks | ({"networks": _networks(results)} if races(results) else {})
 
 

@@ -192,7 +192,7 @@ def test_a_race_without_a_trained_setting_names_the_fastest_one():
 def test_decision_prices_screens_races_and_concludes(tmp_path):
     out = tmp_path / "out"
     words = [*RUN, "--network", SLOW, "--out", str(out)]
-    done = decide(*words, "--budget", "20min")
+    done = decide(*words, "--budget", "8min")
     assert done.exit_code == 0, done.output
     assert "At initial weights a screen says little about training" in done.stdout
     assert "What became of each setting" in done.stdout
