@@ -15,7 +15,8 @@ from raysim.units import format_parameters
 HARMFUL = "harmful"
 HOPELESS = "hopeless at once"
 BREAKS = (HARMFUL, HOPELESS)
-WORST_FIRST = (*BREAKS, "undecided", "worth training", "safe")
+SAFE, WORTH = "safe", "worth training"
+WORST_FIRST = (*BREAKS, "undecided", WORTH, SAFE)
 UNTRIED = "untried"
 TRANSFORMER = "transformer"
 CONVOLUTIONAL = "convolutional"
@@ -26,6 +27,8 @@ SCRATCH, ELSEWHERE = "from scratch", "trained elsewhere"
 LARGE = 50_000_000
 """Parameters of a transformer above which small models trained for minutes say nothing good about it."""
 MARGIN = 1.0  # per cent of the loss
+REACH = 3.1
+"""Factor of parameters over which predictions of harm held on sizes left out, see docs/measurements/sizes.md."""
 
 
 class Scope(NamedTuple):
@@ -71,7 +74,7 @@ class CarriedHarm(NamedTuple):
     @property
     def verdict(self) -> str:
         """Return the verdict by the bounds."""
-        return "safe" if self.high < MARGIN else "harmful" if self.low > MARGIN else "undecided"
+        return SAFE if self.high < MARGIN else "harmful" if self.low > MARGIN else "undecided"
 
     def __str__(self) -> str:
         """Return the harm in words.
@@ -102,10 +105,10 @@ class Known(NamedTuple):
 def known(setting: Setting, asked: Scope, replicas: int = 1) -> Known:
     """Return the verdict on a setting for a model: that of the nearest model, or the worst harm of one of its parts.
 
-    A setting is good only for models of the same kind, and good for small ones only if the model is small. Harm found after
-    training counts for every model; harm at once, which trained weights cause, for models like the tried one. Two parts that
-    are safe alone may do harm together, and are then untried. For a model from scratch, a law through several sizes counts more than
-    any single model.
+    A setting is good only for models of the same kind, and good for small ones only if the model is small; safe for one that is not, it
+    is worth training for models more than `REACH` times as large. Harm found after training counts for every model; harm at once, which
+    trained weights cause, for models like the tried one. Two parts that are safe alone may do harm together, and are then untried.
+    For a model from scratch, a law through several sizes counts more than any single model.
     """
     if setting == DENSE:
         return Known("")
@@ -123,7 +126,7 @@ def known(setting: Setting, asked: Scope, replicas: int = 1) -> Known:
 def _nearest(setting: Setting, asked: Scope) -> Known | None:
     """Return the worst verdict on this very setting among models as near as any; None if it does not bear on the model.
 
-    If these are undecided, harm found after training in any other model counts.
+    If these are undecided, harm found after training in any other model counts. What training says of a model replaces its screen.
     """
     judged = _evidence().get(setting)
     if not judged:
@@ -132,7 +135,11 @@ def _nearest(setting: Setting, asked: Scope) -> Known | None:
     alike = [(verdict, scope) for verdict, scope in judged if scope.distance(asked)[:2] == near]
     if near == (False, False) and {verdict for verdict, _ in alike} == {"undecided"}:
         alike = [(verdict, scope) for verdict, scope in judged if verdict == HARMFUL] or alike
+    trained = {scope.model for verdict, scope in alike if verdict in (SAFE, "undecided", HARMFUL)}
+    alike = [(verdict, scope) for verdict, scope in alike if verdict != WORTH or scope.model not in trained]
     worst, scope = min(alike, key=lambda each: (WORST_FIRST.index(each[0]), each[1].distance(asked)))
+    if worst == SAFE and not scope.small and asked.parameters > REACH * scope.parameters:
+        worst = WORTH
     return Known(worst, scope) if near == (False, False) or worst == HARMFUL else None
 
 

@@ -96,7 +96,19 @@ def test_headline_never_recommends_a_harmful_setting(trained: bool) -> None:
     assert not any(row.known.breaks for row in [*advice.paying(), *advice.remedies(), advice.fastest()])
     known_of = {row.way.forward: row.known.verdict for row in advice.rows if row.way.layout == advice.layout}
     assert [known_of[setting.forward] for setting in tried] == ["hopeless at once", "hopeless at once", "harmful"]
-    assert known_of["Quantize(8, per='row')"] == "undecided"  # three seeds of a study of the same model
+    assert known_of["Quantize(8, per='row')"] == "safe"  # five seeds of a study of the same model
+
+
+def test_what_training_says_of_a_model_replaces_its_screen_up_to_the_reach_of_its_size():
+    rotated = Setting("Rotated(4)", "Rotated(4)")
+    verdicts = [
+        known(rotated, Scope("transformer", round(factor * 134_515_008), ELSEWHERE)) for factor in (0.1, 1, 3, 4, 50)
+    ]
+    assert [each.verdict for each in verdicts] == ["safe"] * 3 + ["worth training"] * 2
+    assert {str(each.scope) for each in verdicts} == {"SmolLM2, 135 M"}
+    assert (
+        known(Setting("Rotated(3)", "Rotated(4)"), Scope("transformer", 134_515_008, ELSEWHERE)).verdict == "undecided"
+    )
 
 
 def test_transformers_are_offered_ranges_of_tokens_and_convolutions_those_of_tensors() -> None:
