@@ -179,6 +179,10 @@ class TwoShot(Coded):
             raise ValueError(f"`codec` must code chunks of any length, but {self.codec!r} works on matrices.")
 
     @property
+    def fixed_size(self) -> bool:
+        return self.codec.fixed_size
+
+    @property
     def by_bucket(self) -> bool:
         return True
 
