@@ -217,6 +217,12 @@ class Recording:
         ]
         return rows.assign(kind=pd.Series(kinds, rows.index, dtype=object))
 
+    @property
+    def shares_caches(self) -> bool:
+        """True if workers ran at once in processes of a CPU, as on Ray, and not in turn in one process."""
+        on_ray = self.row.get("engine") != "inline" and device_kind(self.row) == "cpu"
+        return on_ray and len(self.rows) * self.num_replicas > 1
+
     @cached_property
     def _updates(self) -> dict[Kind, CostSamples]:
         """The seconds of the optimiser's update of the slowest worker.
