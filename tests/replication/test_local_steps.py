@@ -15,8 +15,7 @@ from raysim.codecs.positions import index_bytes
 from raysim.config import ConfigError
 from raysim.pipeline.prepare import prepare
 from raysim.replication import parse_replica_method
-from raysim.replication.blocks import from_blocks, to_blocks
-from raysim.replication.local import LocalSteps
+from raysim.replication.local import LocalSteps, from_blocks, to_blocks
 from raysim.replication.method import agreed
 from raysim.training.checkpoint import load_weights
 from raysim.training.train import train
