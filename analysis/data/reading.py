@@ -38,8 +38,7 @@ _NUMPY_HAS_NO_NULL: dict[pa.DataType, Any] = {
 
 def to_frame(table: pa.Table) -> pd.DataFrame:
     """Return a table in pandas with its types kept: integers and booleans stay so if some are missing."""
-    frame: pd.DataFrame = table.to_pandas(types_mapper=_NUMPY_HAS_NO_NULL.get)
-    return frame
+    return table.to_pandas(types_mapper=_NUMPY_HAS_NO_NULL.get)
 
 
 def unreadable(file: Place, error: Exception) -> str:
