@@ -35,12 +35,9 @@ def _runs(results: Results) -> str:
     runs = results.runs
     seeds = sorted(set(runs["seed"].astype(int)))
     began, hours = pd.to_datetime(runs["started_at"], utc=True), runs["seconds"].sum() / 3600
-    versions = ", ".join(
-        f"{name} {'/'.join(sorted(set(runs[name].astype(str))))}" for name in ("raysim", "torch", "python")
-    )
     settings = len(runs[["job", "setting"]].drop_duplicates())
     days = " to ".join(dict.fromkeys(f"{day:%Y-%m-%d}" for day in (began.min(), began.max())))
-    return f"{settings} settings, seeds {seeds[0]} to {seeds[-1]}: {len(runs)} runs, {hours:.1f} hours on CPU, {days}; {versions}."
+    return f"{settings} settings, seeds {seeds[0]} to {seeds[-1]}: {len(runs)} runs, {hours:.1f} hours on CPU, {days}."
 
 
 def _settings(results: Results) -> str:
@@ -57,14 +54,16 @@ def _settings(results: Results) -> str:
         verdicts = judged[judged["context"] == context.label].set_index("setting")
         modes = _distinct(context)
         heads = [f"{name}{HEADS[mode]}" for mode in modes]
-        columns = ["setting", "seeds", *heads, "fewer bytes", f"harm ({context.unit})", "bounds", "verdict"]
+        counted = len({len(rows) for rows in context.settings.values()}) > 1
+        heads = [*(["seeds"] if counted else []), *heads]
+        columns = ["setting", *heads, "fewer bytes", f"harm ({context.unit})", "bounds", "verdict"]
         lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
         dense = sent[list(context.settings[Setting()]["run"])].mean()
         for setting in sorted(context.settings, key=lambda setting: _harm(verdicts, str(setting))):
             rows = context.settings[setting]
             cells = [
                 f"`{setting}`",
-                str(len(rows)),
+                *([str(len(rows))] if counted else []),
                 *(f"{rows[f'{name}_{mode}'].mean():.4g}" for mode in modes),
                 f"{dense / sent[list(rows['run'])].mean():.1f}x",
             ]
