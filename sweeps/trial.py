@@ -271,7 +271,7 @@ def finished_outcome(
 def step_costs(
     objectives: Sequence[Objective], runs: Sequence[Run], compute: str, modules: Collection[str]
 ) -> list[float]:
-    """Return the cost of each run's step by the first objective that is not a quality; 0 without one."""
+    """Return the cost of a step of each run: its price or bytes, as in the first such objective; 0 without one."""
     from raysim.analysis import ReplayError, in_company
 
     cost = next((each for each in objectives if not each.evaluates), None)

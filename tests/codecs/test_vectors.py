@@ -138,7 +138,7 @@ def test_selection_keeps_at_most_all_values() -> None:
             "TopKk(0.1)",
             "Unknown codec `TopKk` in 'TopKk(0.1)'. Did you mean `TopK`?",
         ),
-        ("TopK(0.1", "'TopK(0.1' is no codec: expected a name with arguments, such as 'TopK(0.1)'."),
+        ("TopK(0.1", "'TopK(0.1' is not a codec: expected a name with arguments, such as 'TopK(0.1)'."),
         ("__import__('os')", None),
         ("TopK(*[0.1])", None),
         ("TopK(density=0.1, density=0.2)", None),
