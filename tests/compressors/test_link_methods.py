@@ -88,10 +88,9 @@ def test_full_rank_is_no_compression() -> None:
 
 
 COOLING = [
-    *((schedule, 4, 8) for schedule in ("GPipe", "1F1B", "1F1B(ahead=2)", "1F1B(extra_warmup=2)", "ZBH1")),
+    *((schedule, 4, 8) for schedule in ("GPipe", "1F1B(extra_warmup=2)", "ZBH1")),
     *(("1F1B", stages, count) for stages, count in ((2, 1), (3, 2), (2, 8))),
     ("Interleaved1F1B(2)", 4, 4),
-    ("Interleaved1F1B(2)", 8, 8),
     (ZBV["schedule"], 4, 4),
 ]
 
