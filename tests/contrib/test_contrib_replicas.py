@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import subprocess
-import sys
 from importlib import metadata
 
-import killed
 import numpy as np
 import pytest
-from configurations import SMALL
 from contrib_variants import AVERAGES, LOCAL, METHODS
 from replica_laws import keeps_all_laws, keeps_all_laws_of_local_steps
 from replica_variants import (
     Variant,
 )
-from runs import same_records
 
 from raysim import train
 from raysim.analysis import replay
@@ -31,7 +25,6 @@ from raysim.replication import parse_replica_method
 
 NOTATIONS = [*(variant.notation for variant in AVERAGES), *LOCAL]
 FOUR = {"num_replicas": 4, "num_microbatches": 1}
-MATRIX = {"weight": (40, 60)}
 
 
 def test_every_method_has_a_variant_and_an_entry_point() -> None:
@@ -105,23 +98,6 @@ RUNS = {
     "edgc": {**FOUR, "replica_gradient": "EDGC(2, window=2, every=1, min_values=16)"},
     "dion": {**FOUR, "optimizer": {"learning_rate": 0.02}, "replica_gradient": "Dion(2, min_values=16)"},
 }
-
-
-@pytest.fixture(scope="module")
-def killed_runs(tmp_path_factory):
-    """Return the folder of `RUNS`, each killed in its fourth step, after a checkpoint of two."""
-    folder = tmp_path_factory.mktemp("killed")
-    values = json.dumps({name: SMALL | changes for name, changes in RUNS.items()})
-    subprocess.run([sys.executable, killed.__file__, str(folder)], input=values, text=True, check=True, timeout=300)
-    return folder
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", RUNS)
-def test_a_run_killed_in_a_step_resumes_to_the_same_bits(small, tmp_path, killed_runs, name) -> None:
-    config = small(**RUNS[name])
-    resumed = train(config, engine="inline", out=killed_runs / name, resume=True)
-    same_records(resumed, train(config, engine="inline", out=tmp_path / "whole"))
 
 
 @pytest.mark.parametrize("name", RUNS)

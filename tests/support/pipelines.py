@@ -227,7 +227,7 @@ RUNS: dict[str, dict[str, Any]] = {
 def seventh(part, names=RUNS):
     """Return the names of runs as parameters, six of seven marked slow; `part`, 0 to 6, says which seventh stays in the fast suite.
 
-    The seven laws over all runs take different ones, so that each run is in the fast suite with one law.
+    Laws over all runs take different ones, so that each run is in the fast suite with one law or two.
     """
     return [
         pytest.param(name, marks=() if place % 7 == part else pytest.mark.slow)

@@ -8,13 +8,12 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import killed
 import numpy as np
 import pytest
 import torch
 from config_fields import FIELD_CHANGES
 from configurations import SMALL
-from pipelines import DROPOUT, REPLICAS, RUNS
+from pipelines import DROPOUT, RUNS
 from runs import break_off, same_records
 
 from raysim import Run, load_weights, train
@@ -240,48 +239,6 @@ def test_every_field_changes_the_run(observed, field):
     base = {"profile_every_steps": 2, **change.base}
     one, other = observed(base), observed({**base, **change.values})
     assert one[change.changes] != other[change.changes]
-
-
-# Every memory and method that came later, by the names of `RUNS`, and one that has none there.
-KILLED = {
-    **{
-        name: RUNS[name]
-        for name in (
-            "replicas-local",  # DiLoCo, DeMo, SparseLoCo
-            "replicas-apart",  # StreamingDiLoCo, SPARTA
-            "look-ahead",
-            "stashed",
-            "double-buffered",
-            "pipemare",
-            "predicted",
-            "replicas-differ",
-            "subspace",
-            "replicas-subspace",
-            "replicas-projected",
-        )
-    },
-    "muloco": {**REPLICAS, "optimizer": {"name": "muon"}, "replica_gradient": "MuLoCo(2, codec=EF21(TopK(0.1)))"},
-}
-
-
-@pytest.fixture(scope="module")
-def killed_runs(tmp_path_factory):
-    """Return the folder of runs of `KILLED`, each killed in its fourth step, after a checkpoint of two."""
-    folder = tmp_path_factory.mktemp("killed")
-    values = {name: SMALL | changes for name, changes in KILLED.items()}
-    command = [sys.executable, killed.__file__, str(folder)]
-    subprocess.run(command, input=json.dumps(values), text=True, check=True, timeout=300)
-    return folder
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", KILLED)
-def test_a_run_killed_in_a_step_resumes_to_the_same_bits(small, tmp_path, killed_runs, name):
-    config = small(**KILLED[name])
-    assert Run(killed_runs / name).status == "killed"
-    assert max(each.step for each in checkpoints(killed_runs / name / "checkpoints")) == 2
-    resumed = train(config, engine="inline", out=killed_runs / name, resume=True)
-    same_records(resumed, train(config, engine="inline", out=tmp_path / "whole"))
 
 
 def test_ctrl_c_ends_cleanly_and_prints_resume_command(tmp_path):
