@@ -38,7 +38,7 @@ def to_frame(table: pa.Table) -> pd.DataFrame:
 
 
 def unreadable(file: Place, error: Exception) -> str:
-    """Return a sentence: the file is left out, and why."""
+    """Return a sentence that says why a file is left out."""
     reason = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
     return f"{file} cannot be read and is left out: {reason}."
 

@@ -1,4 +1,4 @@
-"""The option `--costs`: money and churn beside the seconds of a step."""
+"""The option `--costs`: money and churn, in addition to the seconds of a step."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class Stage:
         delays = delays or [0] * config.num_microbatches
         self.versions = Versions(config.weights, delays, self.module.named_parameters(), self._unscale)
         self.other_work = "update" if config.weights.updates_each_microbatch else None
-        """Work beside single forwards and backwards, as named in the records."""
+        """Work other than single forwards and backwards, as named in the records."""
         self._saved: dict[int, _Saved] = {}
         self._second_parts: dict[int, Callable[[], object]] = {}  # of backwards after their first part
         self._unreached = {name for name, parameter in self.module.named_parameters() if parameter.requires_grad}

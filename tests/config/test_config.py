@@ -258,7 +258,7 @@ REFUSED = {
     "steps.x=3": "`steps.x` is not a key: `steps` is 300.",
     "forward=TopKk(0.1)": "`forward`: Unknown compressor `TopKk` in 'TopKk(0.1)'. Did you mean `TopK`?",
     "backward=TopK(0)": "`backward`: `density` must be in (0, 1], but got 0 (in 'TopK(0)').",
-    "forward=": "`forward`: '' is no compressor: expected a name with arguments, such as 'TopK(0.1)'.",
+    "forward=": "`forward`: '' is not a compressor: expected a name with arguments, such as 'TopK(0.1)'.",
     "forward=5": "`forward` must be a valid string, but got 5.",
     'forward=["TopK(0.1)"]': "`forward` must be one compressor or a list with one per boundary (3), but got 1.",
     "backward=[]": "`backward` must be one compressor or a list with one per boundary (3), but got 0.",
@@ -307,7 +307,7 @@ REFUSED = {
     "forward={a=5}": "`forward.a` must be a compressor, but got 5.",
     "forward={a='TopK(2)'}": "`forward`: `density` must be in (0, 1], but got 2 (in 'TopK(2)').",
     'forward=[{others="TopK(0.1)"}, "Identity", "Identity"]': (
-        "`forward[0]` as a table must name a tensor beside `others`. Name one, or write the compressor alone."
+        "`forward[0]` as a table must name a tensor in addition to `others`. Name one, or write the compressor alone."
     ),
     "forward={01='TopK(0.1)'}": "`forward` by replica must have numbers of replicas and `others` as keys, but got '01'.",
     "forward={0=5}": "`forward.0` must be a compressor or a list with one per boundary, but got 5.",

@@ -136,38 +136,38 @@ REFUSED = {
     "TopK(0.1, foo=2)": f"`TopK` in 'TopK(0.1, foo=2)' takes {TOPK}: got an unexpected keyword argument 'foo'.",
     "TopK(0.1, density=2)": f"`TopK` in 'TopK(0.1, density=2)' takes {TOPK}: multiple values for argument 'density'.",
     "Identity(1)": "`Identity` in 'Identity(1)' takes no arguments: too many positional arguments.",
-    "": "'' is no compressor: expected a name with arguments, such as 'TopK(0.1)'.",
-    "TopK(0.1": "'TopK(0.1' is no compressor: expected a name with arguments, such as 'TopK(0.1)'.",
+    "": "'' is not a compressor: expected a name with arguments, such as 'TopK(0.1)'.",
+    "TopK(0.1": "'TopK(0.1' is not a compressor: expected a name with arguments, such as 'TopK(0.1)'.",
     "TopK(0.1); Identity": (
-        "'TopK(0.1); Identity' is no compressor: expected a name with arguments, such as 'TopK(0.1)'."
+        "'TopK(0.1); Identity' is not a compressor: expected a name with arguments, such as 'TopK(0.1)'."
     ),
-    "TopK(\0)": "'TopK(\\x00)' is no compressor: expected a name with arguments, such as 'TopK(0.1)'.",
-    "\ud800": "'\\ud800' is no compressor: expected a name with arguments, such as 'TopK(0.1)'.",
+    "TopK(\0)": "'TopK(\\x00)' is not a compressor: expected a name with arguments, such as 'TopK(0.1)'.",
+    "\ud800": "'\\ud800' is not a compressor: expected a name with arguments, such as 'TopK(0.1)'.",
     "TopK(density=0.1, density=0.2)": (
-        "'TopK(density=0.1, density=0.2)' is no compressor: expected a name with arguments, such as 'TopK(0.1)'."
+        "'TopK(density=0.1, density=0.2)' is not a compressor: expected a name with arguments, such as 'TopK(0.1)'."
     ),
-    "3": f"'3' is no compressor: expected one of {KNOWN}.",
-    "'TopK(0.1)'": f"\"'TopK(0.1)'\" is no compressor: expected one of {KNOWN}.",
-    "[TopK(0.1)]": f"'[TopK(0.1)]' is no compressor: expected one of {KNOWN}.",
-    "TopK(*[0.1])": "'TopK(*[0.1])' is no compressor: `*` has no place in it.",
-    "TopK(**{})": "'TopK(**{})' is no compressor: `**` or an argument given twice has no place in it.",
-    "TopK(10**9)": "'TopK(10**9)' is no compressor: `10**9` has no place in it.",
-    "TopK(0.05 + 0.05)": "'TopK(0.05 + 0.05)' is no compressor: `0.05 + 0.05` has no place in it.",
-    "TopK(f'{1}')": "\"TopK(f'{1}')\" is no compressor: `f'{1}'` has no place in it.",
-    "TopK(1j)": "'TopK(1j)' is no compressor: `1j` has no place in it.",
-    "TopK(b'1')": "\"TopK(b'1')\" is no compressor: `b'1'` has no place in it.",
-    "codecs.TopK(0.1)": "'codecs.TopK(0.1)' is no compressor: `codecs.TopK(0.1)` has no place in it.",
-    "TopK(0.1)(2)": "'TopK(0.1)(2)' is no compressor: `TopK(0.1)(2)` has no place in it.",
-    "TopK(0.1).density": "'TopK(0.1).density' is no compressor: `TopK(0.1).density` has no place in it.",
-    "TopK(x := 0.1)": "'TopK(x := 0.1)' is no compressor: `x := 0.1` has no place in it.",
-    "TopK(0.1 if 1 else 2)": "'TopK(0.1 if 1 else 2)' is no compressor: `0.1 if 1 else 2` has no place in it.",
-    "lambda: 1": "'lambda: 1' is no compressor: `lambda: 1` has no place in it.",
+    "3": f"'3' is not a compressor: expected one of {KNOWN}.",
+    "'TopK(0.1)'": f"\"'TopK(0.1)'\" is not a compressor: expected one of {KNOWN}.",
+    "[TopK(0.1)]": f"'[TopK(0.1)]' is not a compressor: expected one of {KNOWN}.",
+    "TopK(*[0.1])": "'TopK(*[0.1])' is not a compressor: `*` is not allowed in it.",
+    "TopK(**{})": "'TopK(**{})' is not a compressor: `**` or an argument given twice is not allowed in it.",
+    "TopK(10**9)": "'TopK(10**9)' is not a compressor: `10**9` is not allowed in it.",
+    "TopK(0.05 + 0.05)": "'TopK(0.05 + 0.05)' is not a compressor: `0.05 + 0.05` is not allowed in it.",
+    "TopK(f'{1}')": "\"TopK(f'{1}')\" is not a compressor: `f'{1}'` is not allowed in it.",
+    "TopK(1j)": "'TopK(1j)' is not a compressor: `1j` is not allowed in it.",
+    "TopK(b'1')": "\"TopK(b'1')\" is not a compressor: `b'1'` is not allowed in it.",
+    "codecs.TopK(0.1)": "'codecs.TopK(0.1)' is not a compressor: `codecs.TopK(0.1)` is not allowed in it.",
+    "TopK(0.1)(2)": "'TopK(0.1)(2)' is not a compressor: `TopK(0.1)(2)` is not allowed in it.",
+    "TopK(0.1).density": "'TopK(0.1).density' is not a compressor: `TopK(0.1).density` is not allowed in it.",
+    "TopK(x := 0.1)": "'TopK(x := 0.1)' is not a compressor: `x := 0.1` is not allowed in it.",
+    "TopK(0.1 if 1 else 2)": "'TopK(0.1 if 1 else 2)' is not a compressor: `0.1 if 1 else 2` is not allowed in it.",
+    "lambda: 1": "'lambda: 1' is not a compressor: `lambda: 1` is not allowed in it.",
     "__import__('os').abort()": (
-        "\"__import__('os').abort()\" is no compressor: `__import__('os').abort()` has no place in it."
+        "\"__import__('os').abort()\" is not a compressor: `__import__('os').abort()` is not allowed in it."
     ),
     "TopK(__import__('os'))": f"Unknown compressor `__import__` in \"TopK(__import__('os'))\". Known: {KNOWN}.",
     "[TopK(0.1) for _ in 'ab']": (
-        "\"[TopK(0.1) for _ in 'ab']\" is no compressor: `[TopK(0.1) for _ in 'ab']` has no place in it."
+        "\"[TopK(0.1) for _ in 'ab']\" is not a compressor: `[TopK(0.1) for _ in 'ab']` is not allowed in it."
     ),
 }
 
@@ -177,7 +177,7 @@ def test_wrong_notation_is_refused_in_one_sentence(text: str) -> None:
     with pytest.raises(ValueError) as error:
         parse(text)
     if text == "TopK(density=0.1, density=0.2)":  # the parser of some Pythons finds it, that of others leaves it to us
-        assert str(error.value).startswith(f"{text!r} is no compressor: ")
+        assert str(error.value).startswith(f"{text!r} is not a compressor: ")
     else:
         assert str(error.value) == REFUSED[text]
     assert "\n" not in str(error.value)
@@ -233,9 +233,9 @@ def test_the_notation_of_schedules() -> None:
     assert parse_schedule("1F1B(extra_warmup=2.0)") == OneFOneB(2)
     assert parse_schedule("GPipe") == GPipe()
     refused = {
-        "2F2B": "'2F2B' is no schedule: expected a name with arguments, such as '1F1B'.",
-        "11F1B": "'11F1B' is no schedule: expected a name with arguments, such as '1F1B'.",
-        "_1F1B": "'_1F1B' is no schedule: expected a name with arguments, such as '1F1B'.",
+        "2F2B": "'2F2B' is not a schedule: expected a name with arguments, such as '1F1B'.",
+        "11F1B": "'11F1B' is not a schedule: expected a name with arguments, such as '1F1B'.",
+        "_1F1B": "'_1F1B' is not a schedule: expected a name with arguments, such as '1F1B'.",
         "1F1B(1F1B)": "`extra_warmup` must be an integer of at least 0, but got 1F1B (in '1F1B(1F1B)').",
         "1F1B(extra_warmup=-1)": (
             "`extra_warmup` must be an integer of at least 0, but got -1 (in '1F1B(extra_warmup=-1)')."

@@ -199,11 +199,11 @@ def test_only_regular_files_are_opened(tmp_path):
     (tmp_path / "zero").symlink_to("/dev/zero")
     for odd in (tmp_path / "pipe", tmp_path / "zero", tmp_path, "/dev/null"):
         for read in (open_regular, read_bytes, read_text):
-            with pytest.raises(OSError, match="it is no regular file"):
+            with pytest.raises(OSError, match="it is not a regular file"):
                 read(odd)
     os.mkfifo(tmp_path / ".lock")
     assert is_locked(tmp_path) is None
-    with pytest.raises(OSError, match="it is no regular file"):
+    with pytest.raises(OSError, match="it is not a regular file"):
         FolderLock(tmp_path).acquire()
 
 

@@ -23,6 +23,12 @@ print([name for name in ("sklearn", "scipy", "pandas", "ray", "numba") if name i
     assert done.stdout == "[]\n", done.stdout + done.stderr
 
 
+def test_a_trial_does_not_import_the_compiler_of_torch():
+    code = "import sys, raysim.sweeps.trial, raysim.probing, raysim.nn; print('torch._dynamo' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "False\n", done.stdout + done.stderr
+
+
 def test_digits_equal_scikit_learn():
     from sklearn.datasets import load_digits
 

@@ -39,7 +39,7 @@ def test_muon_without_matrices_is_refused(small):
     with pytest.raises(ConfigError) as caught:
         prepare(small(optimizer={"name": "muon"}, num_stages=2, model={"name": "models:normed"}))
     assert str(caught.value) == (
-        "`optimizer.name` = 'muon' needs weights that are matrices, beside those of embeddings and of the last layer, "
+        "`optimizer.name` = 'muon' needs matrices other than embeddings and the last layer, "
         "and this model has none. Use 'adamw'."
     )
 
