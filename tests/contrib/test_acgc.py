@@ -19,8 +19,7 @@ from torch import Tensor, nn
 from raysim import Run, train
 from raysim.codecs import Identity
 from raysim.codecs.message import wire_bytes
-from raysim.compressors import StepFacts, parse
-from raysim.config import ConfigError
+from raysim.compressors import StepFacts
 from raysim.forecast.link_costs import link_costs
 from raysim.pipeline.link import Link
 from raysim.pipeline.reports import StepFeedback
@@ -382,22 +381,3 @@ def test_before_a_run_its_messages_are_priced_as_they_are(small) -> None:
     costs = link_costs(small(forward="ACGC(0.1)"), [BoundaryTensors({"": (4, 6)}, {})] * 2, None, notes)
     assert 0 < costs[0].wire_bytes - costs[0].dense_bytes <= 8  # the header
     assert notes[0].startswith("ACGC(0.1) follows the gradients of a run")
-
-
-# What is refused.
-
-
-@pytest.mark.parametrize("budget", ["0", "-0.1", "1.5", "None", "'half'"])
-def test_budgets_out_of_bounds_are_refused(budget: str) -> None:
-    with pytest.raises(ValueError, match=r"`budget` must be in \(0, 1\], but got"):
-        parse(f"ACGC({budget})")
-
-
-def test_it_is_of_activations(small) -> None:
-    with pytest.raises(ConfigError, match=r"`backward` cannot be ACGC\(0.1\), which is for forward messages"):
-        small(backward="ACGC(0.1)")
-    for outer in ("Epilogue", "LazyErrorPropagation"):
-        with pytest.raises(
-            ValueError, match=r"`inner` must be a codec or a compressor of both directions, but got ACGC"
-        ):
-            parse(f"{outer}(ACGC(0.1))")

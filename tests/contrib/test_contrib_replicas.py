@@ -136,35 +136,6 @@ def test_engines_agree_bit_for_bit(ray, small, name) -> None:
 
 
 @pytest.mark.parametrize(
-    ("notation", "sentence"),
-    [
-        ("DiLoCoX(0)", "`steps` must be an integer of at least 1, but got 0"),
-        ("DiLoCoX(2, delay=2)", "`delay` must be an integer from 0 to 1, but got 2"),
-        ("DiLoCoX(2, rank=0)", "`rank` must be an integer of at least 1, but got 0"),
-        ("DiLoCoX(2, values=3)", "`values` must be a codec, but got 3"),
-        ("HALoS(2, updates=2, delay=2)", "`delay` must be an integer from 0 to 1, but got 2"),
-        ("HALoS(2, merge=0)", "`merge` must be in (0, 1], but got 0"),
-        ("HALoS(2, global_momentum=1)", "`global_momentum` must be below 1"),
-        ("AsyncSPARTA(share=0)", "`share` must be in (0, 1], but got 0"),
-        ("AsyncSPARTA(rise=5, until=6)", "`until` must be an integer of at least 7, but got 6"),
-        ("DeCoSGD(0)", "`density` must be in (0, 1], but got 0"),
-        ("Dion(0)", "`rank` must be an integer of at least 1, but got 0"),
-        ("StreamingDiLoCo(2, fragments=3)", "`fragments` must be an integer from 1 to 2, but got 3"),
-        ("StreamingDiLoCo(2, delay=2)", "`delay` must be an integer from 0 to 1, but got 2"),
-        ("StreamingDiLoCo(2, blend=2)", "`blend` must be in [0, 1], but got 2"),
-        ("SPARTA(0)", "`share` must be in (0, 1], but got 0"),
-        ("DeMo(0)", "`kept` must be an integer from 1 to 4096, but got 0"),
-        ("GTopK(2)", "`density` must be in (0, 1], but got 2"),
-        ("EDGC(4, window=5, every=6)", "`every` must be an integer from 1 to 5, but got 6"),
-    ],
-)
-def test_bad_settings_are_refused(notation, sentence) -> None:
-    with pytest.raises(ValueError) as error:
-        parse_replica_method(notation)
-    assert sentence in str(error.value)
-
-
-@pytest.mark.parametrize(
     ("changes", "sentence"),
     [
         (

@@ -15,7 +15,6 @@ from raysim.cli.train import exchange_words
 from raysim.codecs.positions import index_bytes
 from raysim.config import ConfigError
 from raysim.pipeline.prepare import prepare
-from raysim.replication import parse_replica_method
 from raysim.replication.blocks import from_blocks, to_blocks
 from raysim.training.checkpoint import load_weights
 from raysim.training.train import train
@@ -247,28 +246,4 @@ def test_records_hold_the_steps_without_an_exchange(small, tmp_path) -> None:
 def test_what_does_not_fit_a_run_is_refused(small, changes, sentence) -> None:
     with pytest.raises(ConfigError) as error:
         prepare(small(**changes))
-    assert sentence in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("notation", "sentence"),
-    [
-        ("DiLoCo(0)", "`steps` must be an integer of at least 1, but got 0"),
-        ("DiLoCo(2, rate=0)", "`rate` must be in (0, 100], but got 0"),
-        ("DiLoCo(2, momentum=1)", "`momentum` must be below 1, or the outer steps do not converge, but got 1"),
-        (
-            "DiLoCo(2, codec=MARINA(Natural))",
-            "`codec` must be a codec, alone or under error feedback, or a replica method that averages gradients only, "
-            "but got MARINA(Natural)",
-        ),
-        ("SparseLoCo(2, kept=0)", "`kept` must be an integer from 1 to 4096, but got 0"),
-        ("SparseLoCo(2, decay=2)", "`decay` must be in [0, 1], but got 2"),
-        ("SparseLoCo(2, values=3)", "`values` must be a codec, but got 3"),
-        ("DiLoCo(2, codec=DiLoCo(2))", "`codec` must be a codec, alone or under error feedback"),
-        ("DiLoCo(2, codec=7)", "`codec` must be a codec, alone or under error feedback"),
-    ],
-)
-def test_bad_settings_are_refused(notation, sentence) -> None:
-    with pytest.raises(ValueError) as error:
-        parse_replica_method(notation)
     assert sentence in str(error.value)
