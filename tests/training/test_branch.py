@@ -134,6 +134,7 @@ def test_an_interrupted_branch_resumes_to_the_same_bits(small, tmp_path, parent,
     if stop_after:
         break_off(training, stop_after)
     else:  # killed before its first checkpoint
+        training.events()
         training.recorder.write_run(training._row)
         training.recorder.close()
     resumed = train(config, engine="inline", out=tmp_path / "broken", resume=True)
