@@ -16,7 +16,7 @@ from raysim.network.prices import MODEL_ERROR, NINE_TENTHS, PAYS
 from raysim.network.sharding import FSDP
 from raysim.network.topology import Network
 from raysim.notation import InputError
-from raysim.schedules.families import OneFOneB
+from raysim.schedules.families import OneFOneB, Schedule
 from raysim.units import format_bytes
 
 PER_TOKEN = (
@@ -131,11 +131,15 @@ class Advice:
     def paying(self) -> list[Row]:
         """Return compressed settings that fit, are not known to be harmful, and are at least `PAYS` times as fast as dense.
 
-        Fastest on the first network first.
+        Dense in the same layout and schedule. Fastest on the first network first.
         """
-        limits = {row.way.layout: row.networks[0].step_s for row in reversed(self.rows) if row.way.dense}
+
+        def frame(row: Row) -> tuple[HostLayout, Schedule | None]:
+            return row.way.layout, row.way.schedule
+
+        limits = {frame(row): row.networks[0].step_s for row in reversed(self.rows) if row.way.dense}
         compressed = [row for row in self.rows if row.fits and not row.way.dense and not row.known.breaks]
-        paying = [row for row in compressed if row.networks[0].step_s * PAYS <= limits[row.way.layout]]
+        paying = [row for row in compressed if row.networks[0].step_s * PAYS <= limits[frame(row)]]
         return sorted(paying, key=lambda row: -row.networks[0].samples_per_s)
 
 
