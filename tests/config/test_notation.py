@@ -93,16 +93,14 @@ REFUSED = {
     "TopK(abc)": f"Unknown compressor `abc` in 'TopK(abc)'. Known: {KNOWN}.",
     "AtSupport(Identity)": f"Unknown compressor `AtSupport` in 'AtSupport(Identity)'. Known: {KNOWN}.",
     "TopK(0)": "`density` must be in (0, 1], but got 0 (in 'TopK(0)').",
-    "TopK(1.5)": "`density` must be in (0, 1], but got 1.5 (in 'TopK(1.5)').",
-    "TopK(-0.1)": "`density` must be in (0, 1], but got -0.1 (in 'TopK(-0.1)').",
-    "TopK('abc')": "`density` must be in (0, 1], but got 'abc' (in \"TopK('abc')\").",
     "TopK(True)": "`density` must be in (0, 1], but got True (in 'TopK(True)').",
-    "TopK(1e999)": "`density` must be in (0, 1], but got inf (in 'TopK(1e999)').",
     "TopK(None)": "`density` must be in (0, 1], but got None (in 'TopK(None)').",
     "Quantize(9)": "`bits` must be an integer from 1 to 8, but got 9 (in 'Quantize(9)').",
-    "Quantize(0)": "`bits` must be an integer from 1 to 8, but got 0 (in 'Quantize(0)').",
-    "Quantize(4.5)": "`bits` must be an integer from 1 to 8, but got 4.5 (in 'Quantize(4.5)').",
     "Quantize(True)": "`bits` must be an integer from 1 to 8, but got True (in 'Quantize(True)').",
+    "Quantize(1, range='absmax')": (
+        "`bits` must be at least 2 with `range='absmax'`, which keeps a level for zero, but got 1 "
+        "(in \"Quantize(1, range='absmax')\")."
+    ),
     "Cast('float8')": "`target` must be one of bfloat16, float16, but got 'float8' (in \"Cast('float8')\").",
     "ErrorFeedback(TopK(0.1), key='row')": (
         "`key` must be one of slot, sample, link, but got 'row' (in \"ErrorFeedback(TopK(0.1), key='row')\")."
@@ -122,12 +120,9 @@ REFUSED = {
     "Plain(ErrorFeedback(TopK(0.1)))": (
         "`codec` must be a codec, but got ErrorFeedback(TopK(0.1)) (in 'Plain(ErrorFeedback(TopK(0.1)))')."
     ),
-    "Plain(3)": "`codec` must be a codec, but got 3 (in 'Plain(3)').",
     "ErrorFeedback(EF21(Identity))": (
         "`codec` must be a codec, but got EF21(Identity) (in 'ErrorFeedback(EF21(Identity))')."
     ),
-    "EF21('TopK')": "`codec` must be a codec, but got 'TopK' (in \"EF21('TopK')\").",
-    "AQSGD(AQSGD(Identity))": "`codec` must be a codec, but got AQSGD(Identity) (in 'AQSGD(AQSGD(Identity))').",
     "TopK(0.1, values=EF21(Identity))": (
         "`values` must be a codec, but got EF21(Identity) (in 'TopK(0.1, values=EF21(Identity))')."
     ),
@@ -138,7 +133,6 @@ REFUSED = {
         "`union` must be True or False, but got 1 (in 'MixedErrorFeedback(TopK(0.1), union=1)')."
     ),
     "TopK": f"`TopK` in 'TopK' takes {TOPK}: missing a required argument: 'density'.",
-    "TopK()": f"`TopK` in 'TopK()' takes {TOPK}: missing a required argument: 'density'.",
     "TopK(0.1, foo=2)": f"`TopK` in 'TopK(0.1, foo=2)' takes {TOPK}: got an unexpected keyword argument 'foo'.",
     "TopK(0.1, density=2)": f"`TopK` in 'TopK(0.1, density=2)' takes {TOPK}: multiple values for argument 'density'.",
     "Identity(1)": "`Identity` in 'Identity(1)' takes no arguments: too many positional arguments.",
@@ -153,7 +147,6 @@ REFUSED = {
         "'TopK(density=0.1, density=0.2)' is not a compressor: expected a name with arguments, such as 'TopK(0.1)'."
     ),
     "3": f"'3' is not a compressor: expected one of {KNOWN}.",
-    "None": f"'None' is not a compressor: expected one of {KNOWN}.",
     "'TopK(0.1)'": f"\"'TopK(0.1)'\" is not a compressor: expected one of {KNOWN}.",
     "[TopK(0.1)]": f"'[TopK(0.1)]' is not a compressor: expected one of {KNOWN}.",
     "TopK(*[0.1])": "'TopK(*[0.1])' is not a compressor: `*` is not allowed in it.",

@@ -187,27 +187,6 @@ def test_custom_metric_is_a_column_with_direction(mine, regressions, tmp_path):
     assert best["final_worst_on"].tolist() == [results.runs["final_worst_on"].min()]
 
 
-def test_a_task_that_does_not_fit_is_refused_before_anything_starts(regressions, tmp_path):
-    data = {"name": "table", "path": str(regressions / "table.csv"), "target": "price"}
-    for changes, said in (
-        (
-            {"loss": "cross_entropy"},
-            "`loss` = 'cross_entropy' does not fit the data, whose targets are numbers. Use 'mse'.",
-        ),
-        ({"metrics": ["accuracy"]}, "`metrics` cannot be 'accuracy' with targets that are numbers."),
-        ({"metrics": ["acuracy"]}, "`metrics`: Unknown metric 'acuracy'. Known: "),
-        ({"loss": "huber"}, "`loss`: Unknown loss 'huber'. Known: cross_entropy, mse;"),
-    ):
-        with pytest.raises(ConfigError) as caught:
-            train(
-                make_config({"data": data, "model": "mlp", "steps": 2, **changes}),
-                engine="inline",
-                out=tmp_path / "none",
-            )
-        assert str(caught.value).startswith(said)
-        assert not (tmp_path / "none").exists()
-
-
 @pytest.mark.slow
 def test_custom_data_loss_and_metric_reach_ray_workers(ray, small, tmp_path):
     changes = {
