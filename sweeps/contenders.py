@@ -78,7 +78,7 @@ def nested(values: Any) -> Any:
 
 
 def choose(candidates: Sequence[Candidate], *, by_loss: bool, kept: Sequence[Setting] = ()) -> None:
-    """Set screened candidates aside that another one beats at once, in speed and in harm, and those beyond `MOST`.
+    """Rule out screened candidates that are beaten by another one in both speed and harm, and those beyond `MOST`.
 
     Harm at once is the error of the gradient, and the loss too of a model that knows something (`by_loss`). Settings of `kept` stay.
     """

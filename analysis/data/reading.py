@@ -42,7 +42,7 @@ def to_frame(table: pa.Table) -> pd.DataFrame:
 
 
 def unreadable(file: Place, error: Exception) -> str:
-    """Return a sentence: the file is left out, and why."""
+    """Return a sentence that says why a file is left out."""
     reason = str(error).splitlines()[0].rstrip(".") if str(error) else type(error).__name__
     return f"{file} cannot be read and is left out: {reason}."
 
@@ -130,7 +130,7 @@ def _rewritten(table: pa.Table, names: set[str], change: Callable[[pa.ChunkedArr
 def scan(
     files: Mapping[Place, int | None], schema: pa.Schema, columns: Sequence[str], where: pc.Expression | None
 ) -> list[pa.Table | str]:
-    """Return `columns` of the rows `where` of each file, or a sentence if it cannot be read.
+    """Return `columns` of the rows of each file that satisfy `where`, or a sentence if it cannot be read.
 
     `files`: the most rows that each may have, None if unknown.
     """

@@ -59,7 +59,7 @@ def _read_runs(contents: Contents, problems: list[str]) -> tuple[pd.DataFrame, d
         if isinstance(table, str):
             problems.append(table)
         elif lacking := [column for column in NEEDED if column not in table.column_names]:
-            problems.append(f"{file} is left out: it is no run of raysim's, since it lacks {', '.join(lacking)}.")
+            problems.append(f"{file} is left out: it is not a run of raysim, since it lacks {', '.join(lacking)}.")
         elif len(table) != 1:
             problems.append(f"{file} is left out: it must have one row, of a run, but has {len(table)}.")
         else:

@@ -52,7 +52,7 @@ def simulate(
     window: Window = None,
     overrides: Overrides = None,
     device: Annotated[str | None, typer.Option(help="A GPU by its datasheet, such as A100: or --profile.")] = None,
-    profile: Annotated[Path | None, typer.Option(help="A file of `raysim profile`: or --device.")] = None,
+    profile: Annotated[Path | None, typer.Option(help="A file written by `raysim profile`: or --device.")] = None,
     efficiency: Efficiency = 0.4,
     codec_speed: Annotated[
         float | None,
@@ -147,7 +147,10 @@ def _predicted(
 
     read_config(recipe, overrides)
     if device is not None and (is_file(device) or Path(device).suffix == ".json"):
-        fail(f"`--device` names a GPU, but {device} is a file: --profile {device} takes a file of `raysim profile`.", 2)
+        fail(
+            f"`--device` names a GPU, but {device} is a file: --profile {device} takes a file written by `raysim profile`.",
+            2,
+        )
     from raysim.forecast.forecast import forecast
 
     return forecast(
@@ -228,7 +231,9 @@ def profile(
         Path, typer.Option("--out", callback=check_file, help="The profile's file, for `raysim simulate --profile`.")
     ],
     overrides: Overrides = None,
-    steps: Annotated[int, typer.Option(help="Recorded steps; as many and two more are run beside.")] = 5,
+    steps: Annotated[
+        int, typer.Option(help="Recorded steps; as many again and two more are run without recording.")
+    ] = 5,
     json_file: JsonFile = None,
 ) -> None:
     """Measure the seconds of forwards and backwards on this machine, by a few steps in this process.

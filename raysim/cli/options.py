@@ -170,7 +170,7 @@ Compute = Annotated[
 ]
 
 ComputeProfile = Annotated[
-    Path | None, typer.Option(help="A file of `raysim profile` whose compute takes the place of the recorded.")
+    Path | None, typer.Option(help="A file written by `raysim profile` whose compute takes the place of the recorded.")
 ]
 
 Dashboard = Annotated[bool, typer.Option("--dashboard", help="Start Ray's dashboard, on loopback.")]
@@ -206,7 +206,7 @@ def check_writable(option: str, file: Path | None) -> None:
         if is_stream(file):
             os.close(os.open(file, os.O_WRONLY | os.O_NONBLOCK))
         elif file.is_symlink():
-            fail(f"`{option}` must be no link, which could lead to another file, but got {str(file)!r}.", 2)
+            fail(f"`{option}` must not be a link, which could lead to another file, but got {str(file)!r}.", 2)
         elif file.is_dir() or (file.exists() and not os.access(file, os.W_OK)):
             raise OSError(0, "it is a folder" if file.is_dir() else "it is write-protected")
         else:  # a file at that path might be another process's by the time it is removed
@@ -256,7 +256,7 @@ def parse_costs(file: Path | None) -> FleetCosts | None:
 
 
 def write_json(figures: Mapping[str, Any], file: Path | None) -> None:
-    """Write the file of `--json`, if there is one, and say where, or print it; a missing or infinite figure is null."""
+    """Write JSON to the file of `--json`, if there is one, or print it; missing and infinite figures are null."""
     if file is None:
         return
     text = json.dumps(_finite(figures), indent=1, allow_nan=False)
@@ -283,7 +283,7 @@ def _finite(value: Any) -> Any:
 
 
 def write_trace_file(events: Iterator[dict[str, Any]], file: Path, step: str) -> None:
-    """Write the file of `--trace` and say where."""
+    """Write the trace to the file of `--trace`, and print its path."""
     from raysim.network.timeline_views import write_trace
 
     echo(f"Trace of {step}: {file}, {write_trace(events, file):,} events")

@@ -202,7 +202,7 @@ def report(
     ] = "html",
     network: Networks = None,
     only: Annotated[
-        bool, typer.Option("--only", help="Leave out the presets that stand beside the networks given.")
+        bool, typer.Option("--only", help="Leave out the presets, and show only the given networks.")
     ] = False,
     profile: ComputeProfile = None,
     compute: Compute = "auto",
@@ -233,7 +233,7 @@ def report(
         if value not in known:
             fail(f"`{option}` must be {' or '.join(known)}, but got {value!r}.", 2)
     if only and not network:
-        fail("`--only` must go with one `--network` or more.", 2)
+        fail("`--only` needs at least one `--network`.", 2)
     given = parse_networks(network) if network else []
     own, fleet = [repr(each) for each in given], parse_costs(costs)
     from raysim.analysis.data.folders import SCREEN
@@ -248,7 +248,7 @@ def report(
 
     unlike = next((repr(each) for each in given if given[own.index(repr(each))] != each), None)
     if unlike is not None:
-        fail(f"`--network`: two networks are called {unlike}. Give one of them another `name`, or its file another.", 2)
+        fail(f"`--network`: two networks are called {unlike}. Give one of them another `name`, or rename its file.", 2)
     networks = [*given, *(() if only else (preset for preset in NETWORKS if preset not in own))] if given else None
     with console().status(f"reading {folder}"):
         first = own[0] if own else None

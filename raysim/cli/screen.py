@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 ComputeDevice = Annotated[
     str | None, typer.Option(help="Price compute of this GPU, by its datasheet (default: as measured here).")
 ]
-ComputeProfile = Annotated[Path | None, typer.Option(help="Price compute of this file of `raysim profile`.")]
+ComputeProfile = Annotated[Path | None, typer.Option(help="Price compute of this file written by `raysim profile`.")]
 Packets = Annotated[str, typer.Option(callback=check_transport, help="The transport of packets: ray, nccl or gloo.")]
 StudyFile = Annotated[
     Path | None, typer.Option(callback=check_file, help="Write a study of the settings worth training.")
@@ -208,7 +208,7 @@ def _difference(done: Screen, each: Screened, name: str) -> str:
 
 
 def _beside(error: float, noise: float) -> str:
-    """Return an error beside the noise of a step; an error below it does not matter."""
+    """Return an error and the noise of a step; an error below the noise does not matter."""
     if math.isnan(noise):
         return f"{error:.2f}"
     return f"{error:.2f} {'<' if error < noise else '>'} {noise:.2f}"

@@ -97,7 +97,7 @@ def _train(training: Training, again: str, ending: Interruption, json_file: Path
     except OSError as error:  # from writing to its folder or to the terminal
         if ending.wanted:
             fail(f"interrupted. {again}", ending.exit_code)
-        fail(f"the run failed: {os_sentence(error)} Once that is mended, {again[0].lower()}{again[1:]}", 1)
+        fail(f"the run failed: {os_sentence(error)} When that is fixed, {again[0].lower()}{again[1:]}", 1)
     run = Run(training.folder)
     show_run(run)
     write_json(run_figures(run), json_file)

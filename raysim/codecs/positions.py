@@ -149,7 +149,7 @@ class Marks(NamedTuple):
 
     @classmethod
     def of(cls, packet: Packet, kept: int) -> Marks:
-        """Return a packet's marks; raises ValueError if its arrays do not fit `kept` positions."""
+        """Return the marks stored in a packet; raises ValueError if its arrays do not fit `kept` positions."""
         if "bitmap" in packet.arrays:
             return cls(packet.bytes_of("bitmap", packed_bytes(packet.numel, 1)), packet.numel)
         width, length = elias_fano_sizes(kept, packet.numel)

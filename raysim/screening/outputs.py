@@ -169,7 +169,7 @@ def write_screen_study(done: Screen, base: Mapping[str, Any], path: Path, transp
 def study_of(
     plan: Plan, networks: Sequence[Network], settings: Sequence[Setting], base: Mapping[str, Any], transport: str
 ) -> dict[str, Any]:
-    """Return the keys of a study of settings beside dense, on the model and data of the run whose values are `base`."""
+    """Return the keys of a study that compares settings with dense, on the run whose values are `base`."""
     measure = plan.task.measures[0]
     objective = f"{measure.name}_on" if measure.name in MEASURES else measure.name
     own = {key: _absolute(key, value) for key, value in base.items() if key != "name"}

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 from configurations import SMALL
+from runs import break_off
 
 from raysim import train
 from raysim.analysis import Replay
@@ -103,10 +104,7 @@ def decisions_of(config, folder, **options):
 def test_decisions_repeat_after_a_resumption(small, tmp_path):
     config = small(**{**TWO, "replica_gradient": GRAVAC, "forward": "GraVAC(epsilon=0.5, window=1)"})
     whole = decisions_of(config, tmp_path / "whole", engine="inline")
-    events = Training(config, out=tmp_path / "broken", engine="inline").events()
-    while next(events).row["step"] < 4:
-        pass
-    events.close()
+    break_off(Training(config, out=tmp_path / "broken", engine="inline"), 5)
     assert decisions_of(config, tmp_path / "broken", engine="inline", resume=True).equals(whole)
 
 

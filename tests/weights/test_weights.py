@@ -309,11 +309,11 @@ def test_microbatches_of_the_next_steps_are_in_flight_too(small) -> None:
         ),
         (
             {"weights": "Predicted", "optimizer": {"name": "adagrad"}},
-            "`optimizer.name` must be sgd, adam or adamw with Predicted, which predicts by their direction, but got 'adagrad'.",
+            "`optimizer.name` must be sgd, adam or adamw with Predicted, which extrapolates their updates, but got 'adagrad'.",
         ),
         (
             {"weights": "Predicted", "optimizer": {"name": "sgd"}},
-            "`optimizer.momentum` must be above 0 with Predicted, which predicts by it, but got None.",
+            "`optimizer.momentum` must be above 0 with Predicted, which predicts weights from it, but got None.",
         ),
         (
             {"weights": "PipeMare(9)", "dtype": "bfloat16"},
