@@ -286,8 +286,7 @@ def _construct(
     if name not in names and path is None:
         if name in plugins.contrib():
             raise ValueError(
-                f"`{name}` in {text!r} needs the plug-in raysim-contrib: `pip install raysim-contrib`, or in a clone "
-                "`pip install ./contrib`."
+                f"`{name}` in {text!r} needs the plug-in raysim-contrib: `pip install ./contrib` in a clone of raysim."
             )
         near = suggestion(name, [*names, *plugins.entry_points()])
         raise ValueError(f"Unknown {kind} `{name}` in {text!r}.{near or known_words(name, sorted(names))}")

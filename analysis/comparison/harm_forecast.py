@@ -31,7 +31,7 @@ class Observation(NamedTuple):
 
     @property
     def forecast(self) -> float:
-        """The smaller forecast of final harm."""
+        """The lower of the forecasts of final harm."""
         return min(fmean(self.harms), self.delayed)
 
 

@@ -52,7 +52,7 @@ Kind = Literal["harmful", "hopeless", "slower"]
 
 
 class Evidence(NamedTuple):
-    """A setting of a race so far. Seeds are always in the same order."""
+    """The results of a setting in a race so far. Seeds are always in the same order."""
 
     step_s: float
     """Seconds of a step on the study's network, or another cost to be minimised."""

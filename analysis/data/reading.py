@@ -126,7 +126,7 @@ def _rewritten(table: pa.Table, names: set[str], change: Callable[[pa.ChunkedArr
 def scan(
     files: Mapping[Place, int | None], schema: pa.Schema, columns: Sequence[str], where: pc.Expression | None
 ) -> list[pa.Table | str]:
-    """Return `columns` of the rows `where` of each file, or a sentence if it cannot be read.
+    """Return `columns` of the rows of each file that satisfy `where`, or a sentence if it cannot be read.
 
     `files`: the most rows that each may have, None if unknown.
     """

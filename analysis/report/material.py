@@ -234,7 +234,7 @@ class Material:
 
     @cached_property
     def judged(self) -> dict[str, dict[str, Any]]:
-        """The row of `raysim.analysis.settings` that each finished run is evidence for."""
+        """The row of `raysim.analysis.settings` to which each finished run contributes."""
         return judged_by_run(self.finished)
 
     @cached_property
@@ -302,7 +302,7 @@ class Material:
 
 
 def judged_by_run(results: Results, **options: Any) -> dict[str, dict[str, Any]]:
-    """Return, for each run, the row of `raysim.analysis.settings` that it is evidence for; `options` are its arguments."""
+    """Return for each run the row of `raysim.analysis.settings` to which it contributes; `options` are its arguments."""
     return {
         run: {str(key): value for key, value in row.items()}
         for row in judge_settings(results, **options).to_dict("records")

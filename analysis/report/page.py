@@ -97,7 +97,7 @@ class Chart:
     columns: int = 2
 
     def figure(self, columns: int) -> go.Figure:
-        """Return the figure with its panels in so many columns, and the traces of all networks."""
+        """Return the figure with its panels in rows of `columns`, and the traces of all networks."""
         from plotly.subplots import make_subplots
 
         columns = min(columns, len(self.panels))

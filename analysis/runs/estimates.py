@@ -78,7 +78,7 @@ def weighted_quantile(values: Floats, weights: Floats, quantiles: Floats) -> Flo
 
 
 def crossing(bandwidths: Floats, ratios: Floats) -> float:
-    """Return the greatest bandwidth with a ratio above 1, between grid points by a line through their logarithms."""
+    """Return the greatest bandwidth with a ratio above 1, interpolated between grid points in logarithms."""
     above = np.flatnonzero(ratios > 1)
     if not len(above):
         return 0.0

@@ -101,7 +101,7 @@ def _break_off(turns: Turns[Any], take: Receive | None) -> Any:
         turns.throw(SenderStoppedError(f"worker {take.source} stopped before it sent a message"))
     except StopIteration as stop:
         return stop.value
-    raise AssertionError("A worker went on without its message.")
+    raise AssertionError("A worker continued without the message that it needs.")
 
 
 def _forked_random() -> AbstractContextManager[None]:

@@ -74,7 +74,7 @@ def check_row(table: pa.Table) -> None:
 
 
 def fitted(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of `run.parquet` as its reader accepts it: long texts cut_middle, characters without a code replaced."""
+    """Return a row of `run.parquet` as its reader accepts it: long texts are shortened, invalid characters replaced."""
     return {name: _fit(name, value) for name, value in row.items()}
 
 

@@ -21,7 +21,7 @@ _LONG_KEY = re.compile(rf"(?:\.[ \t]*[\w-]+[ \t]*){{{DEEPEST}}}")
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Return the values of a text in TOML; raises ValueError, with the reason, if it is none or exceeds a bound.
+    """Return the values of a text in TOML; raises ValueError, with the reason, if it is invalid or exceeds a bound.
 
     >>> parse_toml("a.b = [1, 2]")
     {'a': {'b': [1, 2]}}
@@ -33,7 +33,7 @@ def parse_toml(text: str) -> dict[str, Any]:
 
 
 def parse_json(text: str) -> Any:
-    """Return the value of a text in JSON; raises ValueError, with the reason, if it is none or exceeds a bound."""
+    """Return the value of a text in JSON; raises ValueError, with the reason, if it is invalid or exceeds a bound."""
     return _parsed(text, json.loads, LARGEST_BYTES)
 
 

@@ -99,8 +99,7 @@ def test_without_the_distribution_a_name_is_refused_with_the_command_that_instal
     with pytest.raises(ValueError) as caught:
         parse_notation("ZFP(0.1)", CODECS)
     assert str(caught.value) == (
-        "`ZFP` in 'ZFP(0.1)' needs the plug-in raysim-contrib: `pip install raysim-contrib`, or in a clone "
-        "`pip install ./contrib`."
+        "`ZFP` in 'ZFP(0.1)' needs the plug-in raysim-contrib: `pip install ./contrib` in a clone of raysim."
     )
 
 

@@ -152,6 +152,12 @@ def test_no_page_is_longer_than_400_lines():
     assert lengths["README.md"] <= 110
 
 
+def test_the_manual_has_at_most_60000_words():
+    texts = {page.resolve(): page.read_text(encoding="utf-8") for page in PAGES}
+    del texts[ROOT / "CHANGELOG.md"]
+    assert sum(len(text.split()) for text in texts.values()) <= 60_000
+
+
 @pytest.mark.slow  # CI builds it in a job of its own
 def test_the_site_builds(tmp_path):
     pytest.importorskip("mkdocs")
