@@ -489,7 +489,7 @@ def test_tables_show_full_settings_and_help_names_defaults(monkeypatch) -> None:
 
 def test_the_price_of_a_study_is_that_of_its_steps(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    model = RecipeModel(read_config("topics-gpt"))
+    model = RecipeModel(read_config("digits-cnn"))
     fields: dict[str, Any] = {
         "schedule": "1F1B",
         "batch": None,
@@ -501,7 +501,7 @@ def test_the_price_of_a_study_is_that_of_its_steps(tmp_path: Path, monkeypatch) 
     for efficiency in (0.4, 0.2):
         own = make_job(model, Fleet.parse("4xT4"), efficiency=efficiency, **fields)
         advice = advise(own, [parse_network("1mbps")], layout=HostLayout(4, 1))
-        words = write_study(advice, "topics-gpt", Path("s.toml"))
+        words = write_study(advice, "digits-cnn", Path("s.toml"))
         settings = {(row.way.forward, row.way.backward, row.way.method) for row in advice.paying()}
         kept = Path("s.toml").read_text().count("[space.variants.")
         steps = read_study("s.toml").config({}).steps
