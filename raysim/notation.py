@@ -79,7 +79,7 @@ def check_integer(field: str, value: object, low: int, high: int | None = None) 
     if isinstance(value, bool) or not whole or value < low or (high is not None and value > high):  # type: ignore[operator]
         limits = f"from {low} to {high}" if high is not None else f"of at least {low}"
         raise ValueError(f"`{field}` must be an integer {limits}, but got {value!r}.")
-    return int(value)  # type: ignore[call-overload, no-any-return]
+    return int(value)  # type: ignore[call-overload]
 
 
 def check_choice(field: str, value: object, choices: Iterable[str]) -> str:
@@ -229,7 +229,7 @@ def parse_notation(text: str, names: Mapping[str, type[T]], kind: str = "codec")
 
     result: T = construct(_read(text, names, kind))
     if not isinstance(result, (*names.values(), *_bases(names))):
-        raise ValueError(f"{text!r} is no {kind}: expected one of {', '.join(sorted(names))}.")
+        raise ValueError(f"{text!r} is not a {kind}: expected one of {', '.join(sorted(names))}.")
     return result
 
 
@@ -245,7 +245,7 @@ def _read(text: str, names: Iterable[str] = (), kind: str = "codec") -> Any:
     source, paths = _hide_paths(source)
     written = aliases | paths
     example = "1F1B" if "1F1B" in names else "TopK(0.1)"
-    malformed = f"{text!r} is no {kind}: expected a name with arguments, such as '{example}'."
+    malformed = f"{text!r} is not a {kind}: expected a name with arguments, such as '{example}'."
     if any(alias in text for alias in written):
         raise ValueError(malformed)
 
@@ -261,12 +261,12 @@ def _read(text: str, names: Iterable[str] = (), kind: str = "codec") -> Any:
                 return Method(written.get(name, name))
             case ast.Call(func=ast.Name(id=name), args=positional, keywords=keywords):
                 if any(isinstance(argument, ast.Starred) for argument in positional):
-                    raise ValueError(f"{text!r} is no {kind}: `*` has no place in it.")
+                    raise ValueError(f"{text!r} is not a {kind}: `*` is not allowed in it.")
                 options = tuple((keyword.arg, build(keyword.value)) for keyword in keywords if keyword.arg)
                 if len(dict(options)) != len(keywords):
-                    raise ValueError(f"{text!r} is no {kind}: `**` or an argument given twice has no place in it.")
+                    raise ValueError(f"{text!r} is not a {kind}: `**` or an argument given twice is not allowed in it.")
                 return Method(written.get(name, name), tuple(map(build, positional)), options)
-        raise ValueError(f"{text!r} is no {kind}: `{ast.get_source_segment(source, node)}` has no place in it.")
+        raise ValueError(f"{text!r} is not a {kind}: `{ast.get_source_segment(source, node)}` is not allowed in it.")
 
     try:
         tree = ast.parse(source, mode="eval")
@@ -286,8 +286,7 @@ def _construct(
     if name not in names and path is None:
         if name in plugins.contrib():
             raise ValueError(
-                f"`{name}` in {text!r} needs the plug-in raysim-contrib: `pip install raysim-contrib`, or in a clone "
-                "`pip install ./contrib`."
+                f"`{name}` in {text!r} needs the plug-in raysim-contrib: `pip install ./contrib` in a clone of raysim."
             )
         near = suggestion(name, [*names, *plugins.entry_points()])
         raise ValueError(f"Unknown {kind} `{name}` in {text!r}.{near or known_words(name, sorted(names))}")
@@ -332,13 +331,13 @@ def _own_class(path: str, names: Mapping[str, type[T]], kind: str) -> type[T]:
     bases = _bases(names)
     if not isinstance(cls, type) or not issubclass(cls, bases):
         of = " or ".join(f"{base.__module__.rpartition('.')[0]}.{base.__name__}" for base in bases)
-        raise ValueError(f"`{path}` is no {kind}: it must be a class that derives from {of}.")
+        raise ValueError(f"`{path}` is not a {kind}: it must be a class that derives from {of}.")
     if not dataclasses.is_dataclass(cls) or cls.__repr__ is not Notation.__repr__:
         raise ValueError(
             f"`{path}` must be declared with `@dataclass(frozen=True, repr=False)`, so that it can be written."
         )
     own: Any = cls  # `is_dataclass` narrowed the type
-    return own  # type: ignore[no-any-return]
+    return own
 
 
 def _bases(names: Mapping[str, type[T]]) -> tuple[type[Any], ...]:

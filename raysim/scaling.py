@@ -267,7 +267,7 @@ class HeldOut(NamedTuple):
 
 
 def held_out(settings: Sequence[Series], margin: float, quantity: int = 0) -> Iterator[HeldOut]:
-    """Yield each harm as predicted from smaller values of a quantity.
+    """Yield held-out predictions: each harm from smaller values of a quantity.
 
     From three of them, from four, and so on; if there are three in all, from two.
     """

@@ -48,7 +48,7 @@ class Share(NamedTuple):
 
 
 class Need(NamedTuple):
-    """The engine of trials, and the memory of a trial in bytes; 0 if it is not known, or that of GPUs."""
+    """The engine of trials, and a trial's memory in bytes: 0 if it is unknown, or is GPU memory."""
 
     engine: str
     memory_bytes: int = 0

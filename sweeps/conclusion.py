@@ -58,7 +58,7 @@ def way_words(way: Alternative) -> str:
     """Return another way to run the training in a line, with its keys."""
     keys = " ".join(f"{key}={value}" for key, value in way.changes.items() if value is not None and key != "steps")
     return (
-        f"{way.name}: {way.speedup:.2f} times as many samples a second, {format_seconds(way.step_s)} a step, "
+        f"{way.name}: {three_digits(way.speedup)} times as many samples a second, {format_seconds(way.step_s)} a step, "
         f"{format_bytes(way.worker_bytes)} for the fullest worker ({keys})"
     )
 

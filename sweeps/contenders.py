@@ -78,7 +78,7 @@ def nested(values: Any) -> Any:
 
 
 def choose(candidates: Sequence[Candidate], *, by_loss: bool, kept: Sequence[Setting] = ()) -> None:
-    """Set screened candidates aside that another one beats at once, in speed and in harm, and those beyond `MOST`.
+    """Rule out screened candidates that are beaten by another one in both speed and harm, and those beyond `MOST`.
 
     Harm at once is the error of the gradient, and the loss too of a model that knows something (`by_loss`). Settings of `kept` stay.
     """
@@ -90,7 +90,10 @@ def choose(candidates: Sequence[Candidate], *, by_loss: bool, kept: Sequence[Set
         if (best := next(better, None)) is None:
             front.append(each)
         elif each.setting not in kept:
-            each.outcome, each.reason = SET_ASIDE, f"{words(best.setting)} is faster and does less harm at once"
+            each.outcome, each.reason = (
+                SET_ASIDE,
+                f"{_differing(best.setting, each.setting)} is faster and does less harm at once",
+            )
     if len(front) > MOST:
         places = {round(i * (len(front) - 1) / (MOST - 1)) for i in range(MOST)}
         for i, each in enumerate(front):
@@ -117,6 +120,13 @@ def fastest_pair(candidates: Sequence[Candidate]) -> list[Candidate]:
         return []
     best, method = (max(some, key=lambda each: each.speedup or 0.0) for some in (links, methods))
     return [Candidate(best.setting._replace(replica_gradient=method.setting.replica_gradient))]
+
+
+def _differing(setting: Setting, other: Setting) -> str:
+    """Return a setting in words, without its methods of replicas and tied parameters if `other` has the same ones."""
+    links = {"forward": setting.forward, "backward": setting.backward}
+    shared = setting._replace(**links) == other._replace(**links) and links != {"forward": SAME, "backward": SAME}
+    return words(Setting(**links) if shared else setting)
 
 
 def _harms(candidate: Candidate, by_loss: bool) -> tuple[float, ...]:

@@ -61,7 +61,7 @@ SENT = ("links", "averaging")
 
 @dataclass(frozen=True)
 class Question:
-    """A run, the network that it is for, and how it is priced there."""
+    """A run, its network, and how it is priced there."""
 
     base: Mapping[str, Any]
     """Nested values of the run, with its name."""
@@ -70,11 +70,11 @@ class Question:
     device: str | None = None
     """A GPU by its datasheet; without it and `profile`, compute is measured on this machine."""
     profile: str | None = None
-    """A file of `raysim profile`."""
+    """A file written by `raysim profile`."""
     tried: tuple[Setting, ...] = ()
-    """Settings beside the defaults."""
+    """Settings in addition to the defaults."""
     costs: FleetCosts | None = None
-    """Money and churn beside the seconds of a step."""
+    """Costs and churn of hosts, to price a step with them."""
 
     @property
     def config(self) -> RunConfig:
@@ -90,7 +90,7 @@ class Question:
 
 
 class DecisionState(BaseModel):
-    """A decision in its folder, with all that `decision.json` keeps of it."""
+    """A decision and its folder; `decision.json` holds the fields."""
 
     model_config = ConfigDict(populate_by_name=True)
 
@@ -288,7 +288,7 @@ class DecisionState(BaseModel):
 
     def _take(self, done: Screen) -> None:
         """Take over the verdicts of a screen, and write its records."""
-        from raysim.screening.findings import findings
+        from raysim.screening.outputs import findings
 
         write_records(done, self.store.local / SCREEN)
         self.store.send(SCREEN)

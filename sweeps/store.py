@@ -201,7 +201,7 @@ def _with_whole_files(uri: str) -> str:
 
 
 def find_disk_error(error: BaseException, folder: Path) -> str | None:
-    """Return a sentence on the disk's error behind `error`, None if there is none.
+    """Return a sentence on the disk error that caused `error`; None if it has another cause.
 
     Such an error ends a sweep, since it would hit every other trial: the disk is full or read-only, or the study's
     `folder` is missing or not writable.
@@ -214,7 +214,7 @@ def find_disk_error(error: BaseException, folder: Path) -> str | None:
 
 
 def find_database_error(error: BaseException, database: Path) -> str | None:
-    """Return a sentence on the error of sqlite behind `error`, None if there is none."""
+    """Return a sentence on the sqlite error that caused `error`; None if it has another cause."""
     cause = next((cause for cause in _causes(error) if isinstance(cause, sqlite3.Error)), None)
     return None if cause is None else os_sentence(OSError(None, str(cause), str(database)))
 

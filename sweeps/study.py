@@ -1,4 +1,4 @@
-"""A study: its space, sampler, objectives and budget, and the file stored beside its trials."""
+"""A study: its space, sampler, objectives and budget, and its file in the folder of trials."""
 
 from __future__ import annotations
 

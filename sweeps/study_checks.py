@@ -147,7 +147,7 @@ def _check_race(study: Study, terms: RaceTerms) -> None:
         if other is not None:
             raise ConfigError(
                 f"`race` compares settings of compression, so `{other}` must be the same in all trials, but got "
-                f"{flat.get(other)!r} beside {dense.get(other)!r} of dense. Leave out `race`."
+                f"{flat.get(other)!r} and {dense.get(other)!r} in dense. Leave out `race`."
             )
 
 

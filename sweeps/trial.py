@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ray import tune
 
 from raysim.config import ConfigError, RunConfig
+from raysim.engine.nodes import LABEL
+from raysim.network.presets import parse_network
 from raysim.pipeline.errors import StageError, WorkerLostError
 from raysim.pipeline.state import CheckpointError
 from raysim.plugins import modules_in, trusting
@@ -92,6 +94,19 @@ class TrialOutcome(NamedTuple):
 
 class SweepTrial(tune.Trainable):
     """A trial run by Tune, whose parameters are {"trial": TrialSpec}."""
+
+    @classmethod
+    def default_resource_request(cls, config: dict[str, Any]) -> tune.PlacementGroupFactory:
+        """Return the reservation of a trial, at the run's placement."""
+        spec: TrialSpec = config["trial"]
+        placement = spec.config.placement
+        strategy = "SPREAD" if placement == "spread" else "PACK"
+        if placement in ("spread", "pack"):
+            return tune.PlacementGroupFactory(spec.bundles, strategy=strategy)
+        labelled = {LABEL: f"in({','.join(parse_network(placement).sites)})"}
+        return tune.PlacementGroupFactory(
+            spec.bundles, strategy=strategy, bundle_label_selector=[{}, *[labelled] * (len(spec.bundles) - 1)]
+        )
 
     def setup(self, config: dict[str, Any]) -> None:
         self._warm = WarmActors()
@@ -256,7 +271,7 @@ def finished_outcome(
 def step_costs(
     objectives: Sequence[Objective], runs: Sequence[Run], compute: str, modules: Collection[str]
 ) -> list[float]:
-    """Return the cost of each run's step by the first objective that is not a quality; 0 without one."""
+    """Return the cost of a step of each run: its price or bytes, as in the first such objective; 0 without one."""
     from raysim.analysis import ReplayError, in_company
 
     cost = next((each for each in objectives if not each.evaluates), None)

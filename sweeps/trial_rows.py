@@ -59,7 +59,7 @@ COLUMNS = pa.schema(
 
 @dataclass
 class TrialRow:
-    """Facts about one trial."""
+    """The state and results of one trial."""
 
     trial: int
     seeds: list[int]

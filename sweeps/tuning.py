@@ -23,16 +23,14 @@ from ray.tune.experiment import Trial
 from ray.tune.schedulers import ASHAScheduler
 
 from raysim.engine.connection import first_reason
-from raysim.engine.nodes import LABEL
 from raysim.engine.ray_internals import idle_nodes, is_starting, task_errors_as
 from raysim.engine.resources import Waiting, shortage
-from raysim.network.presets import parse_network
 from raysim.records import RecordsError, Run
 from raysim.signals import ECHO_S, handled
 from raysim.storage.places import Place
 from raysim.sweeps.search import LOST_PROCESSES, LedgerSearch
 from raysim.sweeps.study import Study
-from raysim.sweeps.trial import SweepTrial, TrialSpec
+from raysim.sweeps.trial import SweepTrial
 from raysim.sweeps.trial_rows import Rows
 from raysim.training.events import Phases, to_stderr
 
@@ -270,7 +268,7 @@ def run_tune(
     scratch = search.ledger.folder / "tune"  # Tune's own files, including pickles, unused after the session
     shutil.rmtree(scratch, ignore_errors=True)  # of a killed session
     tuner = tune.Tuner(
-        tune.with_resources(SweepTrial, _placement),
+        SweepTrial,
         tune_config=tune.TuneConfig(
             search_alg=search,
             scheduler=scheduler,
@@ -324,18 +322,6 @@ def last_reason(text: str) -> str:
 def _reason(trial: Trial) -> str:
     file = trial.error_file
     return last_reason(Path(file).read_text(encoding="utf-8")) if file and Path(file).is_file() else "its process ended"
-
-
-def _placement(config: Mapping[str, Any]) -> tune.PlacementGroupFactory:
-    spec: TrialSpec = config["trial"]
-    placement = spec.config.placement
-    strategy = "SPREAD" if placement == "spread" else "PACK"
-    if placement in ("spread", "pack"):
-        return tune.PlacementGroupFactory(spec.bundles, strategy=strategy)
-    labelled = {LABEL: f"in({','.join(parse_network(placement).sites)})"}
-    return tune.PlacementGroupFactory(
-        spec.bundles, strategy=strategy, bundle_label_selector=[{}, *[labelled] * (len(spec.bundles) - 1)]
-    )
 
 
 def _short_name(trial: Trial) -> str:

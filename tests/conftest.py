@@ -1,6 +1,7 @@
 """One Ray for the whole suite, on CPUs that are only counted."""
 
 import functools
+import gc
 import logging
 import os
 import re
@@ -20,9 +21,11 @@ import pytest
 from configurations import SMALL
 
 collect_ignore = ["support"]  # programs and lists that tests use
+gc.disable()  # what is imported and collected stays: an eighth of the collection went into looking through it
 STARTS_RAY = re.compile(r'def \w+\([^)]*\bray\b|[^"]ray\.(init|scripts)|"-m", "raysim\.cli|Sweep\(|\bsweep\(')
 
-hypothesis.settings.register_profile("raysim", deadline=None)  # other work on the machine is no failure
+# other work on the machine is no failure, and laws that are drawn anew in every run find in many what 40 examples leave
+hypothesis.settings.register_profile("raysim", deadline=None, max_examples=40)
 hypothesis.settings.load_profile("raysim")
 
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
@@ -36,6 +39,12 @@ def starts_ray(file: str) -> bool:
     parts = (Path(__file__).parents[1] / file).read_text().split("\n\n\n")
     fast = [part for part in parts if "@pytest.mark.slow" not in part]
     return file.startswith("tests/engine/") or any(map(STARTS_RAY.search, fast))
+
+
+def pytest_collection_finish():
+    """Keep what is there by now out of all later garbage collections."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items):

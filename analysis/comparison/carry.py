@@ -114,7 +114,7 @@ def law_sentence(row: Mapping[Any, Any]) -> str:
 
 
 def without_strength(setting: str) -> str:
-    """Return a setting without the first number of each of its methods: settings with equal ones share a law.
+    """Return a setting without the first number of each method; settings that are equal without it share a law.
 
     >>> without_strength("forward=Quantize(4, per='block', block=64) replica_gradient=DiLoCo(30, codec=Quantize(4))")
     "forward=Quantize(#, per='block', block=64) replica_gradient=DiLoCo(#, codec=Quantize(#))"
@@ -185,7 +185,7 @@ class _Pool:
         return [reach(self.held_out(quantity)) for quantity in quantities] if self.told else [0.0]
 
     def held_out(self, quantity: int) -> list[HeldOut]:
-        """Return all harms as predicted from smaller values of a quantity."""
+        """Return held-out predictions of all harms, each from smaller values of a quantity."""
         return list(held_out(self.series, self.margin, quantity))
 
     def row(self, i: int, asked: Asked) -> dict[str, Any]:

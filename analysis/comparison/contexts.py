@@ -17,7 +17,7 @@ from raysim.analysis.data import AnalysisError
 from raysim.analysis.data.folders import is_confirmation
 from raysim.analysis.data.settings import COMPRESSION, compared_keys, differing, model_of
 from raysim.analysis.runs.results import Results
-from raysim.config.identity import Setting, is_missing
+from raysim.config.identity import Setting, as_text, is_missing
 from raysim.quality import MEASURES, Measure, measures_of
 from raysim.records import FINISHED
 
@@ -243,7 +243,7 @@ def _label(row: pd.Series[Any], runs: pd.DataFrame, keys: Iterable[str]) -> str:
     names = [key for key in ("model", "data") if key in runs]
     alike = runs[(runs[names] == row[names]).all(axis=1)]
     telling = [key for key in differing(alike, keys) if key not in COMPRESSION]
-    parts = [f"{key}={row[key]}" for key in telling if not is_missing(row[key])]
+    parts = [f"{key}={as_text(row[key])}" for key in telling if not is_missing(row[key])]
     values = {str(key): value for key, value in row.items()}
     return ", ".join([" on ".join(model_of(values) if name == "model" else str(row[name]) for name in names), *parts])
 

@@ -31,14 +31,13 @@ class Observation(NamedTuple):
 
     @property
     def forecast(self) -> float:
-        """The smaller forecast of final harm."""
+        """The lower of the forecasts of final harm."""
         return min(fmean(self.harms), self.delayed)
 
 
 def losses_of(run: Run) -> Losses:
     """Return the training losses of a run, by step."""
-    losses: Losses = run.steps.sort_values("step")["loss"].to_numpy(float)
-    return losses
+    return run.steps.sort_values("step")["loss"].to_numpy(float)
 
 
 def chances_of(row: Mapping[str, Any]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""A race: settings are trained beside dense only while they may be the answer.
+"""A race: settings are trained in parts, and only as long as they may be the answer.
 
 A race trains in parts. A part ends at a rung, a share of a run's steps. There the final harm of each setting is forecast
 (`harm_forecast`), and the setting continues, or leaves: because it is surely harmful, because its seeds would hardly show that it is
@@ -26,7 +26,7 @@ from raysim.analysis.comparison.statistics import priors
 
 
 class ForecastError(NamedTuple):
-    """The logarithm of a setting's final harm over its forecast."""
+    """Errors of forecasts, as logarithms of the final harm divided by the forecast."""
 
     mean: float
     between: float
@@ -52,7 +52,7 @@ Kind = Literal["harmful", "hopeless", "slower"]
 
 
 class Evidence(NamedTuple):
-    """A setting of a race so far. Seeds are always in the same order."""
+    """The results of a setting in a race so far. Seeds are always in the same order."""
 
     step_s: float
     """Seconds of a step on the study's network, or another cost to be minimised."""
@@ -68,7 +68,7 @@ class Evidence(NamedTuple):
 
     @property
     def harms(self) -> tuple[float, ...]:
-        """Harm at its last rung, one a seed."""
+        """Harms at its last rung, one per seed."""
         return self.final or self.observed[-1].harms
 
 

@@ -150,7 +150,7 @@ def best_plan(races: Iterable[Simulated], budget_s: float, run_s: float) -> Race
 def fresh_races(
     race: Race, settings: int, *, spread: float, seeds: Sequence[int], dense: int = 0, start: float = 0.0
 ) -> list[Simulated]:
-    """Play races of `settings` that have not begun, and of a half, a quarter, and so on, see `Standing`."""
+    """Simulate races that have not begun: of all `settings`, half of them, a quarter, and so on."""
     counts = [settings]
     while counts[-1] > 1:
         counts.append(-(-counts[-1] // 2))
@@ -161,7 +161,7 @@ def fresh_races(
 
 
 def simulate_races(race: Race, standing: Standing, *, spread: float, seeds: Sequence[int]) -> Simulated:
-    """Play a race from its standing to the end on each number of seeds, `COUNT` times, on the same draws of harm."""
+    """Simulate a race from its standing to the end on each number of seeds, `COUNT` times, with the same draws of harm."""
     played = {
         count: [
             _play(replace(race, seeds=count, planned=None), standing, spread, np.random.default_rng([SEED, i]))

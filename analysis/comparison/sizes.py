@@ -59,7 +59,7 @@ class SizeFamily:
 
     @cached_property
     def quantities(self) -> tuple[str, ...]:
-        """The quantities besides parameters of which a size was trained with several values."""
+        """The quantities, other than parameters, that take several values at one size."""
         several = {PROPORTION: False, CUTS: False}
         for parameters in self.parameters:
             own = [size for size in self.sizes if size.parameters == parameters]
@@ -69,7 +69,7 @@ class SizeFamily:
         return tuple(name for name, varies in several.items() if varies)
 
     def usual(self, parameters: float) -> Size:
-        """Return the tokens and stages of a model of this size, as those of the family go with size."""
+        """Return the usual tokens and stages at this size: fitted tokens, and the stages of the nearest size."""
         parameters_of, tokens_of = (
             np.log([getattr(size, name) for size in self.sizes]) for name in ("parameters", "tokens")
         )
@@ -94,9 +94,7 @@ def size_families(results: Results, *, quality: str = "auto", within: float | No
     judged = settings(results, within, quality=quality)
     judged = judged[judged["seeds"] > 0]
     if judged.empty:
-        raise AnalysisError(
-            "A law of size needs runs with compression beside dense runs of the same seeds, but there are none."
-        )
+        raise AnalysisError("A law of size needs compressed and dense runs of the same seeds, but there are none.")
     runs: dict[str, Mapping[Any, Any]] = {str(row["run"]): row for row in results.runs.to_dict("records")}
     tokens = _tokens_of_sample(results)
     keys = compared_keys(results.keys, besides=SIZE_KEYS)
@@ -187,6 +185,6 @@ def _check_complete(family: SizeFamily) -> None:
         for size in family.sizes:
             if size not in rows:
                 raise AnalysisError(
-                    f"{setting} has no finished runs beside dense at {format_parameters(size.parameters)} ({family.label}): train it "
-                    "there, or leave that size out."
+                    f"{setting} has no finished runs to compare with dense at {format_parameters(size.parameters)} "
+                    f"({family.label}): train it there, or leave that size out."
                 )

@@ -205,7 +205,7 @@ _EXCESS = special.polygamma(1, _FREEDOMS / 2)  # of the variance of log variance
 
 
 def similar(means: Array, threshold: float) -> Array:
-    """Return whether each setting is near enough to the threshold to lend and borrow spread."""
+    """Return whether each setting is close enough to the threshold to share its spread with others."""
     return np.asarray(np.abs(means - threshold) <= REACH * abs(threshold))
 
 

@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from raysim.analysis.data import ReplayError
-from raysim.analysis.data.checks import check_actions, check_seconds, check_tables
+from raysim.analysis.data.reading import check_actions, check_seconds, check_tables
 from raysim.analysis.data.work import (
     NO_KIND,
     UPDATE,

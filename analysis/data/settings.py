@@ -1,4 +1,4 @@
-"""Runs beside one another: keys that set runs apart, the texts in which they differ, and candidates of probes."""
+"""Comparing runs: the keys in which they differ, as texts, and the candidates of probes."""
 
 from __future__ import annotations
 

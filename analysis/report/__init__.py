@@ -77,8 +77,8 @@ def compose(
     `networks` default to the presets of `NETWORKS` and the network on which the studies compare steps. `first` is the name of the
     initially chosen network: by default that of the studies, or the first of `networks` if these lack it. `compute` and
     `profile` are as for `Replay`; `transport` is that of the studies by default, else "ray". `asked`: a model of another size, to
-    which the harms are carried. `costs`: money and churn beside the seconds of a step. Raises AnalysisError if there is no such folder
-    or no run in it, or if `carry` raises it, and ValueError for an unknown network.
+    which the harms are carried. `costs`: costs and churn of hosts. Raises AnalysisError if there is no such folder or no run in it,
+    or if `carry` raises it, and ValueError for an unknown network.
     """
     place = open_folder(folder)
     if (place / SCREEN).is_file():

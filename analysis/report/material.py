@@ -111,7 +111,7 @@ class JobRuns:
     home: Mapping[str, Mapping[str, Mapping[str, Estimate]]] = field(default_factory=dict)
     """By the name of a setting to take home, transport of other training code, and network: its speed-up there."""
     costs: FleetCosts | None = None
-    """Money and churn beside the seconds of a step."""
+    """Costs and churn of hosts, to price a step with them."""
     expected: Mapping[tuple[str, str], Expected] = field(default_factory=dict)
     """By the names of a network and of dense or the setting to use there: its step with `costs`; empty without them."""
 
@@ -183,7 +183,7 @@ class JobRuns:
         return list(dict.fromkeys(chosen))
 
     def least_harmful(self, network: str) -> SettingRuns | None:
-        """Return the faster setting of the least mean harm; None if none was compared with dense."""
+        """Return, of the settings faster than dense, the one with the least mean harm; None if no harm is known."""
         known = [setting for setting in self.faster(network) if not math.isnan(setting.judged.get("harm", math.nan))]
         return min(known, key=lambda setting: float(setting.judged["harm"]), default=None)
 
@@ -234,7 +234,7 @@ class Material:
 
     @cached_property
     def judged(self) -> dict[str, dict[str, Any]]:
-        """The row of `raysim.analysis.settings` that each finished run is evidence for."""
+        """The row of `raysim.analysis.settings` to which each finished run contributes."""
         return judged_by_run(self.finished)
 
     @cached_property
@@ -249,11 +249,10 @@ class Material:
     def steps_s(self, runs: Iterable[str], networks: Sequence[Network]) -> list[float]:
         """Return the mean seconds of a step of priced runs on each network, without intervals."""
         seconds = self.priced(runs, lambda replay: replay.step_seconds(networks).mean(axis=1))
-        means: list[float] = np.mean(seconds, axis=0).tolist()
-        return means
+        return np.mean(seconds, axis=0).tolist()
 
     def priced(self, runs: Iterable[str], of: Callable[[Replay], T]) -> list[T]:
-        """Return a figure of each run that has a price; `price` names the others in the problems."""
+        """Return a figure for each run that can be priced, and skip the others."""
         figures = []
         for run in runs:
             with suppress(ReplayError):
@@ -302,7 +301,7 @@ class Material:
 
 
 def judged_by_run(results: Results, **options: Any) -> dict[str, dict[str, Any]]:
-    """Return, for each run, the row of `raysim.analysis.settings` that it is evidence for; `options` are its arguments."""
+    """Return for each run the row of `raysim.analysis.settings` to which it contributes; `options` are its arguments."""
     return {
         run: {str(key): value for key, value in row.items()}
         for row in judge_settings(results, **options).to_dict("records")

@@ -236,7 +236,7 @@ LANES = {"replica_gradient": "average of", "tied": "tied, from"}
 
 
 class Span(NamedTuple):
-    """Something that takes time in a step."""
+    """An interval of a step, with a label."""
 
     kind: str
     lane: str

@@ -54,7 +54,7 @@ class Table:
     formats: Mapping[str, Callable[[Any], str]] = field(default_factory=dict)
 
     def text(self, column: str, value: Any) -> str:
-        """Return a value of one network as the reader sees it."""
+        """Return a value on one network, as displayed."""
         if isinstance(value, str):
             return value
         if value is None or (isinstance(value, float) and math.isnan(value)):
@@ -62,7 +62,7 @@ class Table:
         return str({**FORMATS, **self.formats}.get(column, str)(value))
 
     def on(self, network: str) -> pd.DataFrame:
-        """Return the table as the reader sees it on a network."""
+        """Return the table on a network, as displayed."""
         texts = {
             str(name): column.map(lambda value, name=name: self.text(str(name), on_network(value, network)))
             for name, column in self.frame.items()
@@ -97,7 +97,7 @@ class Chart:
     columns: int = 2
 
     def figure(self, columns: int) -> go.Figure:
-        """Return the figure with its panels in so many columns, and the traces of all networks."""
+        """Return the figure with its panels in rows of `columns`, and the traces of all networks."""
         from plotly.subplots import make_subplots
 
         columns = min(columns, len(self.panels))

@@ -135,7 +135,7 @@ def below(row: Mapping[Any, Any]) -> str:
 
 
 def point_label(setting: SettingRuns) -> str:
-    """Return the label of a setting's point."""
+    """Return the label of a setting in a chart."""
     diverged = f", {setting.diverged} diverged" if setting.diverged else ""
     judged = f", {setting.verdict}" if setting.verdict else ""
     return (

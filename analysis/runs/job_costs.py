@@ -53,8 +53,8 @@ OWN_CLOCK = ("compute", "update")  # families timed by CPU seconds, or by a GPU'
 class Costs:
     """The cost of each kind of work in the runs of one job.
 
-    `profile` is a file of `raysim profile`, or its contents, whose compute replaces the recorded one. Raises ReplayError if runs
-    are of different jobs, or the profile is of another job.
+    `profile` is a file written by `raysim profile`, or its contents, whose compute replaces the recorded one. Raises ReplayError if
+    runs are of different jobs, or the profile is of another job.
     """
 
     def __init__(self, recordings: Iterable[Recording], profile: Profile | Path | str | None = None) -> None:

@@ -11,9 +11,8 @@ import pandas as pd
 import pyarrow as pa
 
 from raysim.analysis.data import AnalysisError
-from raysim.analysis.data.checks import file_problems
 from raysim.analysis.data.folders import Contents, find_runs
-from raysim.analysis.data.reading import read_files, stack, unreadable
+from raysim.analysis.data.reading import file_problems, read_files, stack, unreadable
 from raysim.analysis.runs.results import Results, RunPool
 from raysim.notation import printable
 from raysim.records import FINISHED, SCHEMA_VERSION, present_status
@@ -60,7 +59,7 @@ def _read_runs(contents: Contents, problems: list[str]) -> tuple[pd.DataFrame, d
         if isinstance(table, str):
             problems.append(table)
         elif lacking := [column for column in NEEDED if column not in table.column_names]:
-            problems.append(f"{file} is left out: it is no run of raysim's, since it lacks {', '.join(lacking)}.")
+            problems.append(f"{file} is left out: it is not a run of raysim, since it lacks {', '.join(lacking)}.")
         elif len(table) != 1:
             problems.append(f"{file} is left out: it must have one row, of a run, but has {len(table)}.")
         else:

@@ -82,7 +82,7 @@ def replay(
     """Price runs on networks: one row for each run and network, with the seconds and bytes of a mean step.
 
     Runs of one job given together share their compute and the seconds of their codecs; `Results` share them with all
-    runs of their folder. The column `compute` names the source of the compute times. `profile`, a file of `raysim profile`,
+    runs of their folder. The column `compute` names the source of the compute times. `profile`, a file written by `raysim profile`,
     replaces them. `step_low_s` and `step_high_s` are the ends of the 90 % interval of `step_s`. If replicas exchange in some
     steps only, the mean is over a whole period, `quiet_step_s` and `exchange_step_s` are the seconds of a step without and with
     an exchange, and `exchange_bytes` are the bytes of one exchange; `replica_bytes` is the mean over all steps.

@@ -216,7 +216,7 @@ class Results:
         return list(dict.fromkeys(str(origin_of(file)) for file in files))
 
     def table(self, name: str, columns: Sequence[str] | None = None, where: Filter | None = None) -> pd.DataFrame:
-        """Return a table of all runs: only its `columns` and the rows `where`; the rest is not read, except in packs.
+        """Return a table of all runs: its `columns`, and the rows that satisfy `where`; only packs are read completely.
 
         `where` is pyarrow's: an expression, or tuples such as [("direction", "==", "forward")]. The first column names the
         run. Raises AnalysisError if there is no such table or column.

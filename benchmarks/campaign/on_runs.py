@@ -11,7 +11,7 @@ from pathlib import Path
 from commands import KEYS, LIMIT_S, Outcome, broken_off, difference, train_command
 from configurations import SMALL
 from disks import NoDiskError, SmallDisk
-from runs import kill_at, same_records
+from runs import break_off, kill_at, same_records
 
 from raysim.config import ConfigError, make_config
 from raysim.records import Run
@@ -61,11 +61,7 @@ def damage(count: int, folder: Path, engine: str, chance: random.Random) -> Outc
     """Cut, flip, empty or remove a file of an interrupted run: the same bits when resumed, or a refusal in a sentence."""
     config = make_config({**SMALL, "steps": 12, "evaluate_every_steps": 4, "forward": "ErrorFeedback(TopK(0.3))"})
     whole, harm = train(config, engine="inline", out=folder / "whole"), []
-    training = Training(config, engine="inline", out=folder / "broken")
-    events = training.events()
-    while next(events).row["step"] != 8:
-        pass
-    events.close()
+    break_off(Training(config, engine="inline", out=folder / "broken"), 9)
     out = folder / "damaged"
     for _ in range(count):
         shutil.rmtree(out, ignore_errors=True)

@@ -5,6 +5,7 @@ import random
 
 import pytest
 from attacks import ATTACKS
+from folder_orders import POWER, Plan, answers, harms
 from on_containers import GROUPS, Contained, in_containers
 from on_servers import Blow, strike_runs, strike_sweeps
 
@@ -26,9 +27,7 @@ FEW = {
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize(
-    "name", FEW
-)  # packets: tests/codecs/test_fuzz.py; operations on files: tests/training/test_orders.py
+@pytest.mark.parametrize("name", FEW)  # packets: tests/codecs/test_fuzz.py
 def test_no_attack_does_harm(tmp_path, name):
     attack, _, _ = ATTACKS[name]
     engine = "ray" if name == "stage killed" or name.startswith("SIGTERM") else "inline"
@@ -77,3 +76,24 @@ def test_a_sweep_goes_on_or_says_how_whatever_hits_its_ray(tmp_path):
 )
 def test_a_container_works_or_says_why_not(tmp_path, plan):
     assert in_containers([plan], tmp_path) == []
+
+
+ORDERS = [
+    Plan("nothing", "train", "resume", 8),  # the second is there before the first has a row
+    Plan("broken", "resume", "resume", 3),  # the first has looked, and the second ends the run
+    Plan("broken", "resume", "resume", 60),
+    Plan("unmerged", "load", "resume", 24),  # tables that the first has listed are gone
+    Plan("nothing", "train", None, 100, "kill"),
+    *(Plan("broken", "resume", None, at, "EIO") for at in range(58, 64)),  # some of them cannot fail
+    Plan("broken", "resume", "load", 60, then=20),
+    *(Plan("whole", "pack", None, at, POWER) for at in range(0, 30, 3)),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_no_order_of_file_operations_loses_a_step():
+    verdicts = answers(ORDERS)
+    assert harms(ORDERS, verdicts) == []
+    assert all(one.met for plan, one in zip(ORDERS, verdicts, strict=True) if plan.mode in ("hold", "kill"))
+    assert any(one.met for plan, one in zip(ORDERS, verdicts, strict=True) if plan.mode == "EIO")

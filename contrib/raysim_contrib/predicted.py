@@ -35,12 +35,12 @@ class Predicted(Continuous):
             )
         if optimizer not in ("sgd", *_ADAPTIVE):
             raise ValueError(
-                f"`optimizer.name` must be sgd, {' or '.join(_ADAPTIVE)} with {self!r}, which predicts by their direction, "
+                f"`optimizer.name` must be sgd, {' or '.join(_ADAPTIVE)} with {self!r}, which extrapolates their updates, "
                 f"but got {optimizer!r}."
             )
         if optimizer == "sgd" and not momentum:
             raise ValueError(
-                f"`optimizer.momentum` must be above 0 with {self!r}, which predicts by it, but got {momentum}."
+                f"`optimizer.momentum` must be above 0 with {self!r}, which predicts weights from it, but got {momentum}."
             )
 
     def check_plan(self, plan: Any, modules: Sequence[Any]) -> None:

@@ -181,7 +181,7 @@ class VectorCodes(Codec):
         return ("scales", "codes", "books")
 
     def coded(self, x: Tensor) -> Coded:
-        """Return the codes of a tensor, with scales, vectors and errors; raises NonFiniteError."""
+        """Return a tensor's codes, with the scales, coded vectors and errors; raises NonFiniteError."""
         check_finite(x)
         flat = x.reshape(-1).double()
         rest = torch.nn.functional.pad(flat, (0, -len(flat) % self.dim)).view(-1, self.dim)

@@ -35,38 +35,76 @@ def _runs(results: Results) -> str:
     runs = results.runs
     seeds = sorted(set(runs["seed"].astype(int)))
     began, hours = pd.to_datetime(runs["started_at"], utc=True), runs["seconds"].sum() / 3600
-    versions = ", ".join(
-        f"{name} {'/'.join(sorted(set(runs[name].astype(str))))}" for name in ("raysim", "torch", "python")
-    )
     settings = len(runs[["job", "setting"]].drop_duplicates())
     days = " to ".join(dict.fromkeys(f"{day:%Y-%m-%d}" for day in (began.min(), began.max())))
-    return f"{settings} settings, seeds {seeds[0]} to {seeds[-1]}: {len(runs)} runs, {hours:.1f} hours on CPU, {days}; {versions}."
+    return f"{settings} settings, seeds {seeds[0]} to {seeds[-1]}: {len(runs)} runs, {hours:.1f} hours on CPU, {days}."
 
 
 def _settings(results: Results) -> str:
+    """Return the table of a job or of each of two; of more, one table with a column for each job."""
     judged = settings(results)
     runs = results.runs.set_index("run")
     sent = runs["wire_bytes"] / runs["steps_done"]
+    compared = with_reference(results)
+    if len(compared) > 2:
+        return _side_by_side(compared, judged, sent)
     tables = []
-    for context in with_reference(results):
+    for context in compared:
         name = context.quality.name
         verdicts = judged[judged["context"] == context.label].set_index("setting")
         modes = _distinct(context)
         heads = [f"{name}{HEADS[mode]}" for mode in modes]
-        columns = ["setting", "seeds", *heads, "fewer bytes", f"harm ({context.unit})", "bounds", "verdict"]
+        counted = len({len(rows) for rows in context.settings.values()}) > 1
+        heads = [*(["seeds"] if counted else []), *heads]
+        columns = ["setting", *heads, "fewer bytes", f"harm ({context.unit})", "bounds", "verdict"]
         lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
         dense = sent[list(context.settings[Setting()]["run"])].mean()
         for setting in sorted(context.settings, key=lambda setting: _harm(verdicts, str(setting))):
             rows = context.settings[setting]
             cells = [
                 f"`{setting}`",
-                str(len(rows)),
+                *([str(len(rows))] if counted else []),
                 *(f"{rows[f'{name}_{mode}'].mean():.4g}" for mode in modes),
                 f"{dense / sent[list(rows['run'])].mean():.1f}x",
             ]
             lines.append(f"| {' | '.join([*cells, *_judgement(verdicts, str(setting))])} |")
         tables += [f"`{context.label}`", "\n".join(lines)]
     return "\n\n".join(tables if len(tables) > 2 else tables[1:])
+
+
+def _side_by_side(compared: Sequence[ComparedRuns], judged: pd.DataFrame, sent: pd.Series) -> str:
+    """Return a table with a row for each setting and, for each job, its harm with bounds and verdict."""
+    names = _short([context.label for context in compared])
+    fewer: dict[str, list[float]] = {}
+    columns = []
+    for context in compared:
+        verdicts = judged[judged["context"] == context.label].set_index("setting")
+        reference = context.settings[Setting()]
+        cells = {}
+        for setting, rows in context.settings.items():
+            factor = sent[list(reference["run"])].mean() / sent[list(rows["run"])].mean()
+            fewer.setdefault(str(setting), []).append(factor)
+            harm, interval, verdict = _judgement(verdicts, str(setting))
+            interval = f" ({interval})" if interval != "none" else ""
+            cells[str(setting)] = f"{harm}{interval}, {verdict.partition(':')[0]}"
+        name = context.quality.name
+        columns.append(cells | {"dense": f"{name} {reference[f'{name}_on'].mean():.4g}"})
+    head = ["setting", "fewer bytes", *(f"`{names[context.label]}`" for context in compared)]
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
+    least = judged.groupby("setting")["harm"].min()
+    for setting in ["dense", *least.sort_values().index]:
+        factors = dict.fromkeys(f"{bound:.1f}x" for bound in (min(fewer[setting]), max(fewer[setting])))
+        lines.append(
+            f"| `{setting}` | {' to '.join(factors)} | {' | '.join(cells.get(setting, '') for cells in columns)} |"
+        )
+    return "\n".join(lines)
+
+
+def _short(labels: Sequence[str]) -> dict[str, str]:
+    """Return what tells jobs apart: the first key of their labels, or all keys if the first does not."""
+    keys = {label: label.partition(", ")[2] for label in labels}
+    first = {label: text.partition(", ")[0] for label, text in keys.items()}
+    return first if len(set(first.values())) == len(first) else keys
 
 
 def _distinct(context: ComparedRuns) -> list[Mode]:
@@ -110,7 +148,6 @@ def _networks(results: Results) -> str:
         reached = [times.get_group((name, network)) for network in networks]
         cells = [
             f"`{name}`",
-            f"{reached_by[name].mean():.4g}",
             f"{harm.mean:+.1f} ({harm.low:+.1f} to {harm.high:+.1f})" if name != "dense" else "",
             *(
                 f"{factor:.3g}x" if factor < 1000 else f"{factor:,.0f}x"
@@ -121,7 +158,6 @@ def _networks(results: Results) -> str:
         rows.append((harm.mean, f"| {' | '.join(cells)} |"))
     head = [
         "setting",
-        measure.name,
         f"harm ({measure.unit})",
         "fewer bytes",
         "between stages",
@@ -170,11 +206,11 @@ def _judgement(verdicts: pd.DataFrame, setting: str) -> tuple[str, str, str]:
 
 def _verdicts(findings: Sequence[Finding]) -> str:
     """Return a table with a row for each claim and verdict; differences of several jobs share a row."""
-    many = len({finding.context for finding in findings}) > 1
+    names = _short(sorted({finding.context for finding in findings}))
     rows: dict[str, list[str]] = {}
     for finding in findings:
         interval = "" if finding.low is None else f" ({finding.low:+.3g} to {finding.high:+.3g})"
-        job = f", {finding.context.partition(', ')[2]}" if many and ", " in finding.context else ""
+        job = f", {name}" if len(names) > 1 and (name := names[finding.context]) else ""
         chance = ", a model near chance" if "clearly above chance" in finding.reason else ""
         required = f"{finding.side} {finding.threshold:g}"
         effect = "not run" if finding.effect is None else f"{finding.effect:+.3g} {finding.unit}{interval}{job}{chance}"

@@ -12,21 +12,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raysim.cli.costs import CostsFile, parse_costs
 from raysim.cli.exits import ending_on_signals, fail
-from raysim.cli.options import JsonFile, Overrides, Recipe, Tried, parse_networks, write_json
+from raysim.cli.options import CostsFile, JsonFile, Overrides, Recipe, Tried, parse_costs, parse_networks, write_json
 from raysim.cli.screen import ComputeDevice, ComputeProfile, Packets
 from raysim.cli.sweep import Price, Resume, arguments, run_job, run_sweep
 from raysim.cli.terminal import console, echo, table_of, write_line
 from raysim.units import plural
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from raysim.network.topology import Network
     from raysim.sweeps.contenders import Candidate
     from raysim.sweeps.decide import DecisionState
     from raysim.training.events import Interruption
 
 TOKENIZER = "tokenizer.json"
+WORDS = ["links", "replicas", "tied", "outcome"]
+"""Columns of words in the tables of settings."""
 
 
 def decide(
@@ -100,8 +103,7 @@ def decide(
         if decision.left and not decision.settled:
             _race(decision, allowed, again, ending, address=address)
         show_decision(decision)
-    if json_file is not None:
-        write_json(decision.as_mapping(), json_file)
+    write_json(decision.as_mapping(), json_file)
 
 
 def _prepare(decision: DecisionState, network: Network) -> None:
@@ -202,7 +204,7 @@ def show_candidates(decision: DecisionState) -> None:
     rows = sorted(decision.candidates, key=lambda each: (not each.open, -(each.speedup or 0.0)))
     left = plural(len(decision.left), "setting")
     title = f"{left} of {len(rows)} left before training, on {decision.question.network!r}"
-    out.print(table_of([_row(each) for each in rows], title, text=["setting", "outcome"], fold=["setting", "outcome"]))
+    out.print(table_of(_compact([_row(each) for each in rows]), title, text=WORDS, fold=WORDS))
 
 
 def show_decision(decision: DecisionState) -> None:
@@ -210,14 +212,8 @@ def show_decision(decision: DecisionState) -> None:
     out = console(width=160)
     if decision.ended == "raced":
         rows = sorted(decision.candidates, key=lambda each: (not each.harm, -(each.speedup or 0.0)))
-        out.print(
-            table_of(
-                [_raced(each) for each in rows],
-                "What became of each setting",
-                text=["setting"],
-                fold=["setting", "harm", "outcome"],
-            )
-        )
+        title = "What became of each setting"
+        out.print(table_of(_compact([_raced(each) for each in rows]), title, text=WORDS, fold=[*WORDS, "harm"]))
     if decision.code:
         write_line(out, decision.code)
     for sentence in decision.sentences[1:]:
@@ -227,20 +223,26 @@ def show_decision(decision: DecisionState) -> None:
 
 
 def _row(candidate: Candidate) -> dict[str, str]:
-    from raysim.screening.screen import words
+    from raysim.forecast.fleet import SAME
 
-    speedup = "-" if candidate.speedup is None else f"{candidate.speedup:.2f}x"
-    loss = "-" if candidate.difference is None else f"{candidate.difference:+.2g}"
-    outcome = "to be trained" if candidate.open else f"{candidate.outcome}: {candidate.reason}"
-    return {"setting": words(candidate.setting), "speed-up": speedup, "loss at once": loss, "outcome": outcome}
+    setting = candidate.setting
+    return {
+        "links": "" if setting.forward == setting.backward == SAME else f"{setting.forward} / {setting.backward}",
+        "replicas": "" if setting.replica_gradient == SAME else setting.replica_gradient,
+        "tied": "" if setting.tied_gradient == SAME else setting.tied_gradient,
+        "speed-up": "" if candidate.speedup is None else f"{candidate.speedup:.2f}x",
+        "loss at once": "" if candidate.difference is None else f"{candidate.difference:+.2g}",
+        "outcome": "to be trained" if candidate.open else f"{candidate.outcome}: {candidate.reason}",
+    }
 
 
 def _raced(candidate: Candidate) -> dict[str, str]:
     row = _row(candidate)
-    return {
-        "setting": row["setting"],
-        "speed-up": candidate.faster or row["speed-up"],
-        "loss at once": row["loss at once"],
-        "harm": candidate.harm or "-",
-        "outcome": candidate.verdict or row["outcome"],
-    }
+    outcome, speedup = row.pop("outcome"), candidate.faster or row["speed-up"]
+    return row | {"speed-up": speedup, "harm": candidate.harm, "outcome": candidate.verdict or outcome}
+
+
+def _compact(rows: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+    """Return rows without the columns that are empty in all of them, and with a dash for other empty cells."""
+    used = [name for name in rows[0] if any(row[name] for row in rows)]
+    return [{name: row[name] or "-" for name in used} for row in rows]

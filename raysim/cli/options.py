@@ -20,6 +20,7 @@ from raysim.cli.terminal import echo
 from raysim.storage.files import is_stream, output_file
 
 if TYPE_CHECKING:
+    from raysim.network.costs import FleetCosts
     from raysim.network.topology import Network
 
 
@@ -169,10 +170,18 @@ Compute = Annotated[
 ]
 
 ComputeProfile = Annotated[
-    Path | None, typer.Option(help="A file of `raysim profile` whose compute takes the place of the recorded.")
+    Path | None, typer.Option(help="A file written by `raysim profile` whose compute takes the place of the recorded.")
 ]
 
 Dashboard = Annotated[bool, typer.Option("--dashboard", help="Start Ray's dashboard, on loopback.")]
+
+CostsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--costs",
+        help="A .toml file of your own costs: gpu_hour and egress_gb in money; departure_hours, restart_s, checkpoint_s, step_times.",
+    ),
+]
 
 JsonFile = Annotated[
     Path | None,
@@ -197,7 +206,7 @@ def check_writable(option: str, file: Path | None) -> None:
         if is_stream(file):
             os.close(os.open(file, os.O_WRONLY | os.O_NONBLOCK))
         elif file.is_symlink():
-            fail(f"`{option}` must be no link, which could lead to another file, but got {str(file)!r}.", 2)
+            fail(f"`{option}` must not be a link, which could lead to another file, but got {str(file)!r}.", 2)
         elif file.is_dir() or (file.exists() and not os.access(file, os.W_OK)):
             raise OSError(0, "it is a folder" if file.is_dir() else "it is write-protected")
         else:  # a file at that path might be another process's by the time it is removed
@@ -239,8 +248,17 @@ def parse_networks(texts: list[str] | None, window: str | None = None) -> list[N
         fail(f"`--network`: {error}", 2)
 
 
-def write_json(figures: Mapping[str, Any], file: Path) -> None:
-    """Write the file of `--json` and say where, or print it; a missing or infinite figure is null."""
+def parse_costs(file: Path | None) -> FleetCosts | None:
+    """Return the costs of `--costs`."""
+    from raysim.network.costs import load_costs
+
+    return None if file is None else load_costs(file)
+
+
+def write_json(figures: Mapping[str, Any], file: Path | None) -> None:
+    """Write JSON to the file of `--json`, if there is one, or print it; missing and infinite figures are null."""
+    if file is None:
+        return
     text = json.dumps(_finite(figures), indent=1, allow_nan=False)
     if file == STDOUT:
         assert isinstance(sys.stdout, _Muted)
@@ -265,7 +283,7 @@ def _finite(value: Any) -> Any:
 
 
 def write_trace_file(events: Iterator[dict[str, Any]], file: Path, step: str) -> None:
-    """Write the file of `--trace` and say where."""
+    """Write the trace to the file of `--trace`, and print its path."""
     from raysim.network.timeline_views import write_trace
 
     echo(f"Trace of {step}: {file}, {write_trace(events, file):,} events")

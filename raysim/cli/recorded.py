@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raysim.cli.costs import CostsFile, parse_costs, show_costs
 from raysim.cli.exits import fail
 from raysim.cli.options import (
     Averaging,
     Compute,
     ComputeProfile,
+    CostsFile,
     JsonFile,
     Networks,
     StudyTransport,
@@ -23,11 +23,12 @@ from raysim.cli.options import (
     Window,
     check_runs,
     check_writable,
+    parse_costs,
     parse_networks,
     write_json,
     write_trace_file,
 )
-from raysim.cli.terminal import echo
+from raysim.cli.terminal import echo, show_costs
 from raysim.units import plural
 
 if TYPE_CHECKING:
@@ -122,8 +123,7 @@ def replay(
     if trace is not None:
         step, events = priced.trace(networks[0])
         write_trace_file(events, trace, f"step {step} on {networks[0]!r}")
-    if json_file is not None:
-        write_json(figures, json_file)
+    write_json(figures, json_file)
 
 
 def _parse_range(text: str, window: str | None) -> list[Network]:
@@ -188,8 +188,7 @@ def _replay_probe(
     named = {candidate_name(candidate.row): candidate for candidate in replays}
     figures = probe_figures(named, frame, cost_words(replays[0].row), LIMIT, commands)
     show_probe(folder, replays, figures)
-    if json_file is not None:
-        write_json(figures, json_file)
+    write_json(figures, json_file)
 
 
 def report(
@@ -203,7 +202,7 @@ def report(
     ] = "html",
     network: Networks = None,
     only: Annotated[
-        bool, typer.Option("--only", help="Leave out the presets that stand beside the networks given.")
+        bool, typer.Option("--only", help="Leave out the presets, and show only the given networks.")
     ] = False,
     profile: ComputeProfile = None,
     compute: Compute = "auto",
@@ -234,7 +233,7 @@ def report(
         if value not in known:
             fail(f"`{option}` must be {' or '.join(known)}, but got {value!r}.", 2)
     if only and not network:
-        fail("`--only` must go with one `--network` or more.", 2)
+        fail("`--only` needs at least one `--network`.", 2)
     given = parse_networks(network) if network else []
     own, fleet = [repr(each) for each in given], parse_costs(costs)
     from raysim.analysis.data.folders import SCREEN
@@ -249,7 +248,7 @@ def report(
 
     unlike = next((repr(each) for each in given if given[own.index(repr(each))] != each), None)
     if unlike is not None:
-        fail(f"`--network`: two networks are called {unlike}. Give one of them another `name`, or its file another.", 2)
+        fail(f"`--network`: two networks are called {unlike}. Give one of them another `name`, or rename its file.", 2)
     networks = [*given, *(() if only else (preset for preset in NETWORKS if preset not in own))] if given else None
     with console().status(f"reading {folder}"):
         first = own[0] if own else None
@@ -314,5 +313,4 @@ def pack(
     studies = f" and {packed.studies} {'study' if packed.studies == 1 else 'studies'}" if packed.studies else ""
     left = f" Runs that are not over were left out: {packed.left_out}." if packed.left_out else ""
     echo(f"{target} holds {plural(packed.runs, 'run')}{studies}, in {packed.size / 1e6:.2f} MB.{left}")
-    if json_file is not None:
-        write_json({"pack": target} | packed._asdict(), json_file)
+    write_json({"pack": target} | packed._asdict(), json_file)

@@ -96,7 +96,7 @@ def traffic_words(replay: Replay) -> str:
 
 
 def show_curve(networks: Sequence[Network], frame: pd.DataFrame, transport: str) -> None:
-    """Print step times against bandwidth beside those of the dense run, and the break-even bandwidth."""
+    """Print step times against bandwidth for a run and its dense run, and the break-even bandwidth."""
     out, rows = console(), _records(frame)
     dense = "dense_step_s" in frame
     longest = max(priced["step_s"] for priced in rows)

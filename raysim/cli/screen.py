@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 ComputeDevice = Annotated[
     str | None, typer.Option(help="Price compute of this GPU, by its datasheet (default: as measured here).")
 ]
-ComputeProfile = Annotated[Path | None, typer.Option(help="Price compute of this file of `raysim profile`.")]
+ComputeProfile = Annotated[Path | None, typer.Option(help="Price compute of this file written by `raysim profile`.")]
 Packets = Annotated[str, typer.Option(callback=check_transport, help="The transport of packets: ray, nccl or gloo.")]
 StudyFile = Annotated[
     Path | None, typer.Option(callback=check_file, help="Write a study of the settings worth training.")
@@ -109,8 +109,7 @@ def screen(
             fail(f"the screen failed: {str(error).rstrip('.')}.", 1)
     figures = screen_figures(done)
     show_screen(done, figures)
-    if json_file is not None:
-        write_json(figures, json_file)
+    write_json(figures, json_file)
     _write_files(done, base, transport, out, plot, study)
 
 
@@ -209,7 +208,7 @@ def _difference(done: Screen, each: Screened, name: str) -> str:
 
 
 def _beside(error: float, noise: float) -> str:
-    """Return an error beside the noise of a step; an error below it does not matter."""
+    """Return an error and the noise of a step; an error below the noise does not matter."""
     if math.isnan(noise):
         return f"{error:.2f}"
     return f"{error:.2f} {'<' if error < noise else '>'} {noise:.2f}"
@@ -224,7 +223,7 @@ def _range(values: list[float]) -> str:
 
 def screen_figures(done: Screen) -> dict[str, Any]:
     """Return the content of `show_screen`, for JSON."""
-    from raysim.screening.findings import findings
+    from raysim.screening.outputs import findings
 
     return {
         "name": done.config.name,

@@ -25,7 +25,10 @@ Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...",
 Trials = Annotated[int | None, typer.Option(help="Configurations trained at most, instead of the study's.")]
 Seeds = Annotated[int | None, typer.Option(help="Seeds of each, from 0 on, instead of the study's.")]
 Race = Annotated[
-    bool, typer.Option("--race", help="Train settings in parts, beside dense, only while they may be the answer.")
+    bool,
+    typer.Option(
+        "--race", help="Train dense and settings in parts, and a setting only as long as it may be the answer."
+    ),
 ]
 Budget = Annotated[
     str | None, typer.Option(help="What a race may spend: 90min or 3h of the sweep, '2 GPU hours', or money, '40 EUR'.")
@@ -159,7 +162,7 @@ def run_sweep(sweep: Sweep, again: str, ending: Interruption, show: Callable[[Sw
             ending.exit_code,
         )
     except OSError as error:
-        fail(f"the sweep failed: {os_sentence(error)} Once that is mended, to go on: {again}", 1)
+        fail(f"the sweep failed: {os_sentence(error)} When that is fixed, resume: {again}", 1)
     except (SweepError, AnalysisError, PlaceError, RecordsError) as error:  # such as a bucket that no longer answers
         fail(f"{str(error).rstrip('.')}. To go on: {again}", 1)
 

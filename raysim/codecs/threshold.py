@@ -78,12 +78,11 @@ class Nonzero(Counted):
 class EstimatedTopK(Counted):
     """Keeps about the share `density`: all values above an estimated threshold, as published methods do for speed.
 
-    `policy` names the estimate, for a = |x| and a target of k values of the whole tensor:
+    The largest value is kept if none passes. `policy` names the estimate, for a = |x| and a target of k values of the whole tensor:
     "sampled"      DGC (Lin et al. 2018, 1712.01887): a quantile of a random 1 % (at least 4,096 values), corrected to 0.8 k to 1.3 k
     "bisect"       RedSync (Fang et al. 2019, 1808.04357): bisection between mean and maximum, at most 20 probes, until k to 2k pass
     "gaussian"     GaussianK (Shi et al. 2019, 1911.08772): the quantile of a normal with the tensor's deviation; three corrections
     "exponential"  SIDCo (M Abdelmoniem et al. 2021, 2101.10761), one stage: -mean(a) ln(density)
-    The largest value is kept if none passes.
 
     >>> EstimatedTopK(0.25, "exponential").encode(torch.tensor([1.0, -2.0, 9.0, 0.0])).decode()
     tensor([0., 0., 9., 0.])

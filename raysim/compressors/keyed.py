@@ -57,7 +57,7 @@ def remember(key: str, context: Context, x: torch.Tensor, dtype: torch.dtype | N
 
 
 def recall_residual(state: State, key: str, context: Context, x: torch.Tensor) -> torch.Tensor:
-    """Return the residual to add to the message `x`, as `recall`; a sample that is there twice adds it once."""
+    """Return the residual to add to the message `x`, as `recall`; a sample that occurs twice adds it once."""
     residual, keys = recall(state, key, context, x), memory_keys(key, context)
     again = [i for i, row_key in enumerate(keys) if row_key in keys[:i]] if len(set(keys)) < len(keys) else []
     if again:
@@ -66,7 +66,7 @@ def recall_residual(state: State, key: str, context: Context, x: torch.Tensor) -
 
 
 def remember_residual(key: str, context: Context, left: torch.Tensor) -> State:
-    """Return the state changes that store a residual, as `remember`; the rows of a sample that is there twice are added."""
+    """Return the state changes that store a residual, as `remember`; the rows of a sample that occurs twice are added."""
     keys, changes = memory_keys(key, context), remember(key, context, left)
     if len(changes) < len(keys):
         for row_key in changes:

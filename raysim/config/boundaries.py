@@ -167,7 +167,7 @@ def _read(field: str, value: Any) -> OfBoundary:
             raise ValueError(f"`{field}.{name}` must be a compressor, but got {shown(notation)}.")
     if not names:
         raise ValueError(
-            f"`{field}` as a table must name a tensor beside `{OTHERS}`. Name one, or write the compressor alone."
+            f"`{field}` as a table must name a tensor in addition to `{OTHERS}`. Name one, or write the compressor alone."
         )
     order = [*sorted(names), *([OTHERS] if OTHERS in value else [])]
     return {name: _read_compressor(f"{field}.{name}", value[name]) for name in order}

@@ -83,7 +83,7 @@ class OptimizerConfig(Strict):
     weight_decay: float = Field(default=0.0, ge=0)
     """Weight decay as torch's rule defines it: L2 for sgd, decoupled for adamw and muon."""
     betas: tuple[float, float] | None = None
-    """Betas of the Adam family, and of the AdamW beside muon; torch's default if not given."""
+    """Betas of the Adam family, and of the AdamW used with muon; torch's default if not given."""
     epsilon: float | None = Field(default=None, gt=0)
     """Torch's `eps`; torch's default if not given."""
     warmup_steps: Natural = 0

@@ -203,8 +203,8 @@ class RunFields(Strict):
     )
     """`cross_entropy` (with `loss.label_smoothing`), `mse`, or `package.module:function`; by default that of the targets' kind."""
     metrics: MetricsField | None = Field(default=None, json_schema_extra=role("observation"))
-    """Figures of evaluations beside the loss; settings are judged by the first. `accuracy`, `top5_accuracy`, `exact_match`, `f1`,
-    `mae`, `r2`, `loss`, `perplexity` or `package.module:function`."""
+    """Figures of evaluations in addition to the loss; settings are judged by the first. `accuracy`, `top5_accuracy`, `exact_match`,
+    `f1`, `mae`, `r2`, `loss`, `perplexity` or `package.module:function`."""
     num_stages: int | None = Field(default=None, ge=1, le=MOST_STAGES, json_schema_extra=role("computation"))
     """Stages of equal work, 4 if neither this nor `cuts` is given."""
     cuts: tuple[str, ...] | None = Field(
@@ -218,7 +218,7 @@ class RunFields(Strict):
     bottleneck_form: Literal["linear", "residual", "orthonormal"] = Field(
         default="linear", json_schema_extra=role("computation")
     )
-    """The layers of `bottleneck`: `linear`, `residual` beside the identity, or one `orthonormal` basis for both ends."""
+    """The layers of `bottleneck`: `linear`, `residual` added to the identity, or one `orthonormal` basis for both ends."""
     num_microbatches: Positive = Field(default=4, json_schema_extra=role("computation"))
     """Equal parts of a replica's batch that follow each other through the stages."""
     num_replicas: Positive = Field(default=1, json_schema_extra=role("computation"))
@@ -294,7 +294,7 @@ class RunFields(Strict):
     clock: Annotated[str, AfterValidator(_check_clock)] = "measured"
     """Source of step times for adaptive methods: "measured", or a network on which steps are simulated, so that runs repeat."""
     profile: str | None = None
-    """Compute times of a simulated `clock`, which needs them: a device such as A100, or a file of `raysim profile`."""
+    """Compute times of a simulated `clock`, which needs them: a device such as A100, or a file written by `raysim profile`."""
     codec_speed: float | None = Field(default=None, gt=0)
     """Dense bytes a second that codecs encode or decode under a simulated `clock`; by default an eighth of the device's memory
     bandwidth, or the speed in the profile's file."""

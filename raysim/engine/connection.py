@@ -93,7 +93,7 @@ def init_ray(**options: Any) -> Any:
 def start_ray(
     *, num_cpus: int | None, dashboard: bool, on_lost: Callable[[RayWatch], None], patience_s: float
 ) -> RayWatch:
-    """Start a private Ray on loopback, and watch its servers with `on_lost` and `patience_s`.
+    """Start a private Ray on loopback; if its servers are lost, call `on_lost` after `patience_s`.
 
     Raises WorkerLostError if it does not start.
     """
@@ -223,14 +223,14 @@ def check_address(address: str, field: str) -> None:
         raise ConfigError(f"{field} must be a running cluster's, but {address!r} does not answer: {error}.") from None
     if ray_internals.local_nodes() == set():
         raise ConfigError(
-            f"{field} = {address!r} answers, but this machine is no node of that cluster. {_ways_in(address)}"
+            f"{field} = {address!r} answers, but this machine is not a node of that cluster. {_ways_in(address)}"
         )
     complaint = ray_internals.complaint_of(address)  # about this environment's token, for example
     if "auth" in complaint.lower() or "token" in complaint.lower():
         raise ConfigError(f"The cluster at {field} = {address!r} asks for its token, {token_words()}")
     if complaint:
         reason = (_plain_lines(complaint) or ["no answer"])[-1].rstrip(".")
-        raise ConfigError(f"The cluster at {field} = {address!r} does not say who its nodes are: {reason}.")
+        raise ConfigError(f"The cluster at {field} = {address!r} does not list its nodes: {reason}.")
 
 
 def _ways_in(address: str) -> str:

@@ -101,11 +101,10 @@ def _break_off(turns: Turns[Any], take: Receive | None) -> Any:
         turns.throw(SenderStoppedError(f"worker {take.source} stopped before it sent a message"))
     except StopIteration as stop:
         return stop.value
-    raise AssertionError("A worker went on without its message.")
+    raise AssertionError("A worker continued without the message that it needs.")
 
 
 def _forked_random() -> AbstractContextManager[None]:
     """Restore torch's random state afterwards: stages seed the generator, which is the caller's here."""
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    context: AbstractContextManager[None] = torch.random.fork_rng(devices)
-    return context
+    return torch.random.fork_rng(devices)

@@ -47,7 +47,7 @@ class RayWatch(ABC):
         self._ended.set()
 
     def look(self) -> bool:
-        """Return whether the servers are already seen to be lost, without waiting."""
+        """Return whether the servers are already known to be lost, without waiting."""
         return self.lost
 
     def confirm(self) -> None:

@@ -53,7 +53,7 @@ def datasheet_profile(
     if any(map(math.isnan, weight_shares)):
         raise ConfigError(
             f"`schedule` = {config.schedule!r} runs weight gradients separately, and their share of the backward cannot be counted for "
-            "this model: use a file of `raysim profile`."
+            "this model: use a file written by `raysim profile`."
         )
     return profile.split_backward([share * (2 / 3 if config.recompute else 1) for share in weight_shares])
 

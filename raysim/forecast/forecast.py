@@ -162,7 +162,7 @@ def forecast(
     averaging: str | None = None,
     shadows: Shadows | None = None,
 ) -> Forecast:
-    """Forecast a run with compute from the datasheet of `device`, or from `profile`, a file of `raysim profile`.
+    """Forecast a run with compute from the datasheet of `device`, or from `profile`, a file written by `raysim profile`.
 
     `efficiency`: the assumed share of the datasheet's 16-bit peak that training reaches. Codec seconds are counted work divided
     by `codec_bytes_per_s`, by default the device's speed (see `raysim.network.presets`); with a recorded profile and no
@@ -182,7 +182,7 @@ def forecast(
             check_real("codec_bytes_per_s", codec_bytes_per_s, 0, math.inf, open_low=True)
         if (device is None) == (profile is None):
             raise ConfigError(
-                f"Exactly one of `device` ({', '.join(DEVICES)}) and `profile` (a file of `raysim profile`) must be given."
+                f"Exactly one of `device` ({', '.join(DEVICES)}) and `profile` (a file written by `raysim profile`) must be given."
             )
         if device is not None:
             check_choice("device", device, DEVICES)

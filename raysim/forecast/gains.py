@@ -76,7 +76,7 @@ def limit(plan: Forecast, network: Network) -> float:
 
 
 def priced(settings: Iterable[Setting], dense: Forecast, network: Network) -> Iterator[Priced]:
-    """Yield the price of each setting beside dense; settings that the run cannot have are left out."""
+    """Yield each setting's price, compared with dense; settings that do not fit the run are left out."""
     dense_s = dense.step_s(network)
     for setting in settings:
         try:

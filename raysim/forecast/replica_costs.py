@@ -72,7 +72,7 @@ def replica_costs(
     for stage, (method, own) in enumerate(zip(config.replica_methods(), shapes, strict=True)):
         if "stage" in method.needs:
             raise ConfigError(
-                f"`replica_gradient` of a run that was not made must need gradients alone, but {method!r} needs stages of its own. "
+                f"`replica_gradient` in a forecast must need only gradients, but {method!r} needs stages of its own. "
                 "Record a run, and `raysim replay` it."
             )
         if not method.compresses:

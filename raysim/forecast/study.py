@@ -103,7 +103,7 @@ def beside_dense(
     dense: Mapping[str, str],
     variants: Mapping[str, Mapping[str, str]],
 ) -> dict[str, Any]:
-    """Return the keys of a study of settings beside dense, without those of its run; `within`: the tolerated share."""
+    """Return the keys of a study that compares settings with dense, without those of its base run; `within`: the tolerated share."""
     return {
         "seeds": list(range(SEEDS)),
         "sampler": "grid",

@@ -121,7 +121,7 @@ class Timings(Strict):
         if whole == any(parts) or any(parts) != all(parts):
             raise ValueError("Give either `backward_s`, or `input_s` and `weight_s`.")
         if self.weight_share is not None and not whole:
-            raise ValueError("`weight_share` divides `backward_s`: leave it out with `input_s` and `weight_s`.")
+            raise ValueError("`weight_share` splits `backward_s`: leave it out if `input_s` and `weight_s` are given.")
         for name, value in self:
             if isinstance(value, tuple) and len(value) != self.num_stages:
                 raise ValueError(

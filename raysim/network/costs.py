@@ -1,4 +1,4 @@
-"""Money and churn: GPU hours, egress, stragglers and departures of hosts, by a file of the user's.
+"""Money and churn: GPU hours, egress, stragglers and departures of hosts, read from a file.
 
 A file of costs has the fields of `FleetCosts`. The price of a step on a network becomes an expected step, and an amount of money.
 """
@@ -156,7 +156,7 @@ class FleetCosts:
         return cells
 
     def sentence(self, expected: Expected, dense: Expected | None = None) -> str:
-        """Return an expected step and its money in a sentence, beside those of dense; empty without churn and money."""
+        """Return a sentence on an expected step and its cost, compared with dense; empty without churn and money."""
         other = {} if dense is None else self.cells(dense)
         parts = [
             f"{name}: {text}{f' (dense {other[name]})' if other else ''}"
@@ -167,7 +167,7 @@ class FleetCosts:
         return f"{text[0].upper()}{text[1:]}." if parts else ""
 
     def as_mapping(self) -> dict[str, Any]:
-        """Return the given figures as a file of costs has them."""
+        """Return the given figures, with the keys of a costs file."""
         given = {
             each.name: getattr(self, each.name) for each in fields(self) if getattr(self, each.name) != each.default
         }

@@ -19,7 +19,7 @@ PATTERN = re.compile(rf"(?:{NUMBER}(kbps|mbps|gbps)|free)(?:\+{NUMBER}(us|ms|s))
 
 
 def read_wires(text: str) -> dict[str, Any] | None:
-    """Parse wires such as "100mbps+20ms~2ms/port" or "100 Mbit/s + 20 ms" as fields of `Network`; None if it is another text.
+    """Parse wires such as "100mbps+20ms~2ms/port" or "100 Mbit/s + 20 ms" as fields of `Network`; None if it is not one.
 
     Latency is one way. Raises ValueError for bytes a second, such as 25MB/s: a bandwidth is in bits.
 
@@ -45,7 +45,7 @@ def read_wires(text: str) -> dict[str, Any] | None:
 
 
 def read_window(text: str) -> dict[str, Any] | None:
-    """Parse the window of a connection, "4MiB", or of two in parallel, "2x4MiB", as fields of `Network`; None if it is none.
+    """Parse the window of a connection, "4MiB", or of two in parallel, "2x4MiB", as fields of `Network`; None if it is not one.
 
     >>> read_window("9.7MB"), read_window("2x4MiB"), read_window("4mbps")
     ({'window_bytes': 9700000.0, 'streams': 1}, {'window_bytes': 4194304.0, 'streams': 2}, None)

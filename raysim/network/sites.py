@@ -46,7 +46,7 @@ CLOUDS = ("aws", "azure", "gcp", "clouds")
 
 @functools.cache
 def read_links(name: str = "regions.csv") -> dict[tuple[str, str], Road]:
-    """Return the link from each region to every other, by a file of megabits a second and milliseconds of round trips.
+    """Return the link from each region to every other, from a file of Mbit/s and round-trip milliseconds.
 
     >>> read_links()["aws:us-east-1", "aws:eu-west-1"]
     (4318000000.0, 0.04245)

@@ -97,7 +97,7 @@ class Network:
         if self.port_bps is not None:
             checked["port_bps"] = check_real("port_bps", self.port_bps, 0, math.inf, open_low=True)
             if not self.shares_ports:
-                raise ValueError(f'`port_bps` must go with `sharing` "port" or "half", but got {self.sharing!r}.')
+                raise ValueError(f'`port_bps` needs `sharing` "port" or "half", but got {self.sharing!r}.')
         if checked["jitter_s"] > lowest:
             raise ValueError(
                 f"`jitter_s` must be at most the lowest latency ({lowest:g} s), but got {self.jitter_s!r}."

@@ -131,13 +131,13 @@ class Transport:
         """Return the costs in words, for reports.
 
         >>> print(BARE)
-        bare: 0 bytes beside a message, 1 one-way trip; no seconds of a host
+        bare: 0 bytes of overhead per message, 1 one-way trip; no seconds of a host
         """
         bands = []
         for start, beside, trips, _ in self.bands:
             sizes = f"from {start:,.0f} bytes on " if start else ""
             bands.append(
-                f"{sizes}{beside:,.0f} bytes beside a message, {trips:g} one-way trip{'' if trips == 1 else 's'}"
+                f"{sizes}{beside:,.0f} bytes of overhead per message, {trips:g} one-way trip{'' if trips == 1 else 's'}"
             )
         if self.step_trips:
             bands.append(f"{self.step_trips:g} trips at the end of a step")

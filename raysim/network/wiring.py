@@ -77,9 +77,7 @@ def are_ordered(networks: Sequence[Network], ends: Ends, placement: Placement, *
     user[wire] = worker
     alone = placement.cores is None and bool((user[wire] == worker).all())
     if inbound and not alone:
-        raise ValueError(
-            f'`sharing` "inbound" must go with one worker on each host, and without `cores`, but got {placement!r}.'
-        )
+        raise ValueError(f'`sharing` "inbound" needs one worker on each host and no `cores`, but got {placement!r}.')
 
     def queues(network: Network) -> bool:
         return network.sharing != "pair" or (

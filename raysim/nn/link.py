@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -42,6 +43,11 @@ class CompressedLink(BoundaryModule):
     tensor([[ 0., -2.,  3.,  0.]])
     """
 
+    def __new__(cls, *arguments: object, **named: object) -> CompressedLink:
+        """Make a link, which `torch.compile` leaves as it is."""
+        _stay_eager()
+        return super().__new__(cls)
+
     def __init__(
         self,
         forward: str = "Identity",
@@ -67,7 +73,6 @@ class CompressedLink(BoundaryModule):
         self.evaluation = "on"
         self._supports: dict[int, Support] = {}  # of activations awaiting their gradients, by microbatch
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def forward(self, x: Tensor) -> Tensor:
         """Return the received tensor, of the shape and dtype of `x`.
 
@@ -120,6 +125,12 @@ class CompressedLink(BoundaryModule):
         if self.shared_indices and mode != "off":
             kept.append(sender.support())
         return _own_memory(y, x)
+
+
+@functools.cache
+def _stay_eager() -> None:
+    """Exclude links from `torch.compile`, when the first one is made: the compiler takes a second to import."""
+    CompressedLink.forward = torch.compiler.disable(CompressedLink.forward)  # type: ignore[method-assign, no-untyped-call]
 
 
 def _own_memory(y: Tensor, x: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ class WorkerLostError(Exception):
 
 @contextmanager
 def blamed(where: str) -> Iterator[None]:
-    """Turn errors of the user's code, other than divergence, into a StageError that names their place; `sys.exit` is one."""
+    """Turn errors of the user's code, `sys.exit` included, into a StageError that names the place; divergence passes."""
     try:
         yield
     except DivergedError:

@@ -211,7 +211,7 @@ def _check_muon(plan: Plan, parts: Partition) -> None:
     names = [(stage, name) for stage, module in enumerate(parts.stages) for name, _ in module.named_parameters()]
     if plan.config.optimizer.name == "muon" and all(name in plan.elementwise[stage] for stage, name in names):
         raise ConfigError(
-            "`optimizer.name` = 'muon' needs weights that are matrices, beside those of embeddings and of the last layer, "
+            "`optimizer.name` = 'muon' needs matrices other than embeddings and the last layer, "
             "and this model has none. Use 'adamw'."
         )
 

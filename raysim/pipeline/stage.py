@@ -89,7 +89,7 @@ class Stage:
         delays = delays or [0] * config.num_microbatches
         self.versions = Versions(config.weights, delays, self.module.named_parameters(), self._unscale)
         self.other_work = "update" if config.weights.updates_each_microbatch else None
-        """Work beside single forwards and backwards, as named in the records."""
+        """Work other than single forwards and backwards, as named in the records."""
         self._saved: dict[int, _Saved] = {}
         self._second_parts: dict[int, Callable[[], object]] = {}  # of backwards after their first part
         self._unreached = {name for name, parameter in self.module.named_parameters() if parameter.requires_grad}
@@ -148,7 +148,7 @@ class Stage:
         return {name: torch.zeros_like(x) if gradient is None else gradient for (name, x), gradient in pairs}
 
     def unreached(self) -> Unreached:
-        """Return the parameters, and whether the input, had no gradient so far; called before gradients are averaged."""
+        """Return the parameters without a gradient so far, and whether the input has none; called before averaging."""
         self._unreached -= self.gradients().keys()
         return Unreached(tuple(sorted(self._unreached)), self._input_unreached)
 

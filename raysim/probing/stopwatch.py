@@ -192,4 +192,4 @@ def tensor_of(values: Any) -> Tensor:
     for leaf in tree_leaves(values):
         if isinstance(leaf, Tensor) and leaf.is_floating_point():
             return leaf
-    raise ValueError("A module at a cut must take and return a tensor of floats, but there is none.")
+    raise ValueError("A module at a cut must take and return a floating-point tensor, but none was found.")

@@ -43,7 +43,7 @@ def check_row(table: pa.Table) -> None:
     twice = [name for name, count in Counter(names).items() if count > 1]
     added = [name for name in ADDED if name in names]
     strange = [name for name in names if printable(name) != name or len(name) > LONGEST_TEXT]
-    for wrong, why in ((twice, "is there twice"), (added, "is added by `analysis.load`"), (strange, "is no name")):
+    for wrong, why in ((twice, "is there twice"), (added, "is added by `analysis.load`"), (strange, "is not a name")):
         if wrong:
             raise pa.ArrowInvalid(f"its column {shown(wrong[0])} {why}")
     unknown = [field.name for field in table.schema if not _is_written(field.type)]
@@ -74,7 +74,7 @@ def check_row(table: pa.Table) -> None:
 
 
 def fitted(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a row of `run.parquet` as its reader accepts it: long texts cut_middle, characters without a code replaced."""
+    """Return a row of `run.parquet` as its reader accepts it: long texts are shortened, invalid characters replaced."""
     return {name: _fit(name, value) for name, value in row.items()}
 
 

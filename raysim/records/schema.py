@@ -78,7 +78,7 @@ SCHEMAS: dict[str, pa.Schema] = {
             ("encode_s", pa.float64()),
             ("wire_bytes", pa.int64()),
             ("dense_bytes", pa.int64()),
-            # Null for forward and backward; else extra work beside one: "twin" repeats it with the parameters of the previous step,
+            # Null for forward and backward; else additional work: "twin" repeats one with the parameters of the previous step,
             # "sensitivity" measures how errors change gradients, "update" updates the weights with this microbatch.
             ("work", pa.string()),
         ]

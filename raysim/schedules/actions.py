@@ -231,7 +231,7 @@ def rows_from_csv(text: str) -> list[Row]:
                 row.append(action)
         rows.append(row)
     for action in sorted(backwards["B"] & backwards["W"]):
-        raise ValueError(f"A whole backward must have no W beside it, but got {action} and {action._replace(op='W')}.")
+        raise ValueError(f"A whole backward cannot have a W as well, but got {action} and {action._replace(op='W')}.")
     for action in sorted(backwards["I"] - backwards["W"]):
         raise ValueError(f"An input's backward must have a W, but got {action._replace(op='I')} alone.")
     check_rows(rows)

@@ -27,7 +27,7 @@ from raysim.screening.verdicts import Difference, changed, differences
 from raysim.units import format_bytes
 
 CHANGED = "changed"
-"""The share of predictions that differ from dense's, beside the measures of the task."""
+"""The share of predictions that differ from dense, in addition to the measures of the task."""
 LATE = 2**20  # a step after any warm-up of a replica method
 AT_ONCE = 1 << 22  # values converted to float64 at once
 
@@ -195,7 +195,7 @@ def memory_error(needed: int, limit: object) -> ConfigError:
 
 
 class Direction(NamedTuple):
-    """The gradient of a stage's parameters beside the dense one."""
+    """The gradient of a stage's parameters, compared with the dense one."""
 
     stage: int
     cosine: float

@@ -85,7 +85,7 @@ def check_split(plan: Plan) -> None:
     if any(map(math.isnan, plan.weight_shares)):
         raise ConfigError(
             f"`schedule` = {plan.config.schedule!r} runs weight gradients separately, and their share of the backward cannot be "
-            "counted for this model: use 1F1B, or give a file of `raysim profile` by `--profile`."
+            "counted for this model: use 1F1B, or give a file written by `raysim profile` by `--profile`."
         )
 
 

@@ -123,10 +123,10 @@ def screen(
 ) -> Screen:
     """Measure candidates on the first `num_batches` batches of a run's test data, without training.
 
-    `tried`: settings beside the defaults, or in their place with `only_tried`. `device`, `profile` and `transport` are for prices, as
-    in `forecast`; by default compute is that of the screen's own passes. Without `gradients` there are forwards alone. `engine`:
-    inline, all in this process, or ray, candidates at the same time in as many processes as fit. `say` gets lines on memory and
-    progress. Raises ConfigError or InputError before a pass, WorkerLostError if a process of Ray is lost.
+    `tried`: settings in addition to the defaults, or instead of them with `only_tried`. `device`, `profile` and `transport` are for
+    prices, as in `forecast`; by default compute is that of the screen's own passes. Without `gradients` there are forwards alone.
+    `engine`: inline, all in this process, or ray, candidates at the same time in as many processes as fit. `say` gets lines on
+    memory and progress. Raises ConfigError or InputError before a pass, WorkerLostError if a process of Ray is lost.
     """
     began = time.perf_counter()
     check_start(None, engine)

@@ -46,7 +46,7 @@ def open_regular(path: str | Path) -> IO[bytes]:
 
 def _check_regular(status: os.stat_result, path: str | Path) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
 
 
 def read_bytes(path: str | Path, largest_bytes: int | None = None) -> bytes:
@@ -101,7 +101,7 @@ def private_folder(name: str) -> Path:
         top.mkdir(mode=0o700, parents=True)
     status = top.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != user or status.st_mode & 0o077:
-        raise OSError(errno.EPERM, "it is no folder of this user's alone: set TMPDIR to another one", str(top))
+        raise OSError(errno.EPERM, "it is not this user's own private folder: set TMPDIR to another one", str(top))
     return top / name
 
 

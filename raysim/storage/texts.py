@@ -21,19 +21,18 @@ _LONG_KEY = re.compile(rf"(?:\.[ \t]*[\w-]+[ \t]*){{{DEEPEST}}}")
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Return the values of a text in TOML; raises ValueError, with the reason, if it is none or exceeds a bound.
+    """Return the values of a text in TOML; raises ValueError, with the reason, if it is invalid or exceeds a bound.
 
     >>> parse_toml("a.b = [1, 2]")
     {'a': {'b': [1, 2]}}
     """
     if "." in text and _LONG_KEY.search(re.sub(_SKIPPED, "_", text)):
         raise ValueError(f"a key has more than {DEEPEST} parts")
-    values: dict[str, Any] = _parsed(text, tomllib.loads, LARGEST_TOML)
-    return values
+    return _parsed(text, tomllib.loads, LARGEST_TOML)
 
 
 def parse_json(text: str) -> Any:
-    """Return the value of a text in JSON; raises ValueError, with the reason, if it is none or exceeds a bound."""
+    """Return the value of a text in JSON; raises ValueError, with the reason, if it is invalid or exceeds a bound."""
     return _parsed(text, json.loads, LARGEST_BYTES)
 
 

@@ -271,7 +271,7 @@ def find_resumable(folder: Path, config: RunConfig, row: Mapping[str, Any], reco
 
 
 def check_data(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Raise ConfigError if the row of a new run has other samples than an earlier one, which older records do not tell."""
+    """Raise ConfigError if a new run's samples differ from those of an earlier run that recorded them."""
     if old.get("data_digest") not in (None, new["data_digest"]):
         raise ConfigError(
             f"`data` must have the samples of run {old['run_id']}, but they have changed since. Restore them, or train again in "

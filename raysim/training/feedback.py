@@ -117,18 +117,19 @@ def _codec_speed(plan: Plan, profile: Profile) -> float:
 
 
 def _frozen_profile(plan: Plan) -> Profile:
-    """Return compute costs from a device's datasheet and counted operations, or from a file of `raysim profile`."""
+    """Return compute costs from a device's datasheet and counted operations, or from a file written by `raysim profile`."""
     config = plan.config
     source = config.profile
     if source is None:
         raise ConfigError(
-            f"`profile` is needed with `clock` = {config.clock!r}: a device ({', '.join(DEVICES)}) or a file of `raysim profile`."
+            f"`profile` is needed with `clock` = {config.clock!r}: a device ({', '.join(DEVICES)}) or a file written by "
+            "`raysim profile`."
         )
     if source in DEVICES:
         return datasheet_profile(config, source, plan.flops_forward, plan.weight_shares)
     if not is_file(source):
         raise ConfigError(
-            f"`profile` must be a device ({', '.join(DEVICES)}) or a file of `raysim profile`, but got {source!r}."
+            f"`profile` must be a device ({', '.join(DEVICES)}) or a file written by `raysim profile`, but got {source!r}."
         )
     try:
         return recorded_profile(config, Profile.load(source), plan.num_stages)

@@ -165,8 +165,7 @@ def check_tokens(path: str, shape: DataShape) -> None:
     by_bytes = task_kind(shape) != "images" and num_tokens(shape) == Bytes.num_tokens
     if by_bytes and (Path(path) / "tokenizer.json").is_file() and HuggingFace(path).num_tokens != Bytes.num_tokens:
         raise ValueError(
-            f"The data are read by bytes, but {path!r} has learned the tokens of a tokenizer. Set `data.tokenizer={path}`, of data "
-            "that have this key."
+            f"The data are read as bytes, but {path!r} has learned the tokens of a tokenizer. Add `data.tokenizer={path}`."
         )
 
 

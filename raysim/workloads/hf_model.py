@@ -1,6 +1,6 @@
 """The model `hf`: any transformers model that is a chain of blocks, from a folder, the hub, or a configuration.
 
-It may be fine-tuned with LoRA through peft: low-rank matrices trained beside frozen weights (Hu et al. 2021, 2106.09685).
+It may be fine-tuned with LoRA through peft: low-rank matrices trained next to frozen weights (Hu et al. 2021, 2106.09685).
 """
 
 from __future__ import annotations

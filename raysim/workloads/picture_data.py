@@ -61,8 +61,7 @@ class _Encoded:
     source: RowSource
 
     def encoded(self, index: int) -> bytes:
-        image: bytes = _arrow_column(self.path)[index].as_py()
-        return image
+        return _arrow_column(self.path)[index].as_py()
 
     def name(self, index: int) -> str:
         return f"in {self.source.row(index + 1)}"
@@ -237,7 +236,7 @@ def _class_folders(folder: Path) -> tuple[list[_Files], list[NDArray[np.int64]],
     if (folder / "train").is_dir():
         test = next((folder / name for name in ("test", "val", "valid") if (folder / name).is_dir()), None)
         if test is None:
-            raise ValueError(f"`data.path` must hold a folder test or val beside train, but {str(folder)!r} does not.")
+            raise ValueError(f"`data.path` must hold a folder test or val next to train, but {str(folder)!r} does not.")
         splits = [folder / "train", test]
     names = sorted(each.name for each in splits[0].iterdir() if each.is_dir() and not each.name.startswith("."))
     if len(names) < 2:

@@ -88,7 +88,7 @@ def table_of_rows(
     if overlap := [name for name in names if name in targets]:
         raise ValueError(f"`data.columns` must not hold the target, but got {overlap[0]!r}.")
     if not names:
-        raise ValueError(f"{sources[0].name} must have columns beside the target, but has none.")
+        raise ValueError(f"{sources[0].name} must have columns other than the target, but has none.")
     survey = _Survey(sources, names, targets, classes)
     inputs, outputs = (survey.array(part, chosen) for part, chosen in (("features", names), ("targets", targets)))
     train, test = split_rows("table", survey.counts, wanted)

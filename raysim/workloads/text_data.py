@@ -96,11 +96,12 @@ def text(
 ) -> Data:
     """Return text in blocks of `length` tokens for next-token prediction, or with `label` texts to classify.
 
-    `path`: a text file, a file of rows (JSON lines, Parquet, CSV, TSV), or a folder. `column`: the texts in a file of rows. The last
-    tenth of a single file is the test split. `train_file` and `test_file`: files in the folder, by default train.txt and test.txt,
-    or files train* and test* of rows. `tokenizer`: a folder with a tokenizer's files or a hub name; by default tokens are bytes.
-    `label`: a column of classes; each row is then a sample, truncated or padded to `length`, and of a single file a fixed tenth of
-    the rows is the test split. `pair`: a column with a second text for each sample.
+    `path`: a text file, a file of rows (JSON lines, Parquet, CSV, TSV), or a folder. `length`: tokens of a block, or of a text to
+    classify, which is truncated or padded. `column`: the texts in a file of rows. The last tenth of a single file is the test split.
+    `train_file` and `test_file`: files in the folder, by default train.txt and test.txt, or files train* and test* of rows.
+    `tokenizer`: a folder with a tokenizer's files or a hub name; by default tokens are bytes. `label`: a column of classes; each
+    row is then a sample, and of a single file a fixed tenth of the rows is the test split. `pair`: a column with a second text for
+    each sample.
     """
     length = check_integer("data.length", length, 1)
     source = check_path("data.path", path)

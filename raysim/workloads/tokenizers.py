@@ -57,7 +57,7 @@ class Bytes:
 
 
 class HuggingFace:
-    """A tokenizer as transformers' AutoTokenizer reads it from the hub or a folder; GPT-2's two files alone suffice too."""
+    """A tokenizer as transformers' AutoTokenizer reads it from the hub or a folder; GPT-2's two files suffice."""
 
     def __init__(self, name: str) -> None:
         source = local_or_hub("data.tokenizer", name)

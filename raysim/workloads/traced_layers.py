@@ -102,7 +102,7 @@ class _Operations:
         return [node for node in self.nodes[: index + 1] if any(user not in early for user in node.users)]
 
     def joined(self, index: int) -> int | None:
-        """Return the first index after `index` where only one floating-point tensor is alive; None if the next submodule is first."""
+        """Return the next index at which only one floating-point tensor is alive; None if the next submodule comes first."""
         ends = {end for _, end in self.ends}
         for after in range(index + 1, len(self.nodes) - 1):
             if self.nodes[after].op == "call_module" or after in ends:

@@ -141,7 +141,10 @@ def bad_folders(tmp_path):
         change=lambda size: {"data": {"name": "topics", "length": 8 + size // 100_000}},
     )
     yield other, "also differ in `data.length`"
-    yield write_family(tmp_path / "lacking", lacking), "forward=TopK(0.1) has no finished runs beside dense at 0.3 M"
+    yield (
+        write_family(tmp_path / "lacking", lacking),
+        "forward=TopK(0.1) has no finished runs to compare with dense at 0.3 M",
+    )
     yield write_family(tmp_path / "dense", []), "runs with compression beside dense runs"
     yield write_family(tmp_path / "old", [(LOCAL, falling)], num_parameters=None), "records no `num_parameters`"
 

@@ -156,6 +156,13 @@ def test_only_runs_alike_in_all_else_are_set_against_each_other(tmp_path):
     assert [context.label for context in contexts(results)] == ["cnn on digits, steps=4", "cnn on digits, steps=5"]
 
 
+def test_jobs_are_told_apart_by_keys_as_one_types_them(tmp_path):
+    for place, cuts in enumerate((["block1"], ["block1", "block3"])):
+        make_runs(tmp_path / str(place), {"Identity": [0.5] * 2}, cuts=cuts, num_stages=None)
+    first, second = (context.label for context in contexts(load(tmp_path)))
+    assert (first, second) == ("cnn on digits, cuts=['block1', 'block3']", "cnn on digits, cuts=['block1']")
+
+
 def test_equal_boundaries_form_one_setting(tmp_path):
     write_run(tmp_path / "a", forward=["TopK(0.5)", "TopK(0.5)"], finals={"accuracy_on": 0.5})
     write_run(tmp_path / "b", forward=["TopK(0.5)", "Identity"], finals={"accuracy_on": 0.5}, seed=1)

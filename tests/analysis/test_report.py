@@ -617,7 +617,7 @@ def test_bad_input_is_one_sentence(runs, tmp_path):
         assert result.stderr.strip() == f"raysim: {said}"
     assert command(runs, "--out", tmp_path / "none" / "report.html").exit_code == 2
     assert command(runs, "--network", "slow").exit_code == 2
-    assert command(runs, "--only").stderr.strip() == "raysim: `--only` must go with one `--network` or more."
+    assert command(runs, "--only").stderr.strip() == "raysim: `--only` needs at least one `--network`."
     assert not list((tmp_path / "empty").iterdir())
     with pytest.raises(AnalysisError, match="no run in"):
         compose(tmp_path / "empty")

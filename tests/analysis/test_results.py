@@ -282,7 +282,7 @@ def test_foreign_run_is_left_out(tmp_path):
     results = load(tmp_path)
     assert results.runs["run"].tolist() == ["ours"]
     assert results.problems == [
-        f"{tmp_path}/theirs/run.parquet is left out: it is no run of raysim's, since it lacks schema_version, seed."
+        f"{tmp_path}/theirs/run.parquet is left out: it is not a run of raysim, since it lacks schema_version, seed."
     ]
 
 

@@ -246,29 +246,3 @@ def test_non_uniform_levels_fit_heavy_tails() -> None:
     levels = y.unique()
     nearest = levels[(x.view(-1, 1) - levels).abs().argmin(dim=1)].view_as(x)
     assert float(((x - y).abs() - (x - nearest).abs()).max()) < 1e-5
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: QSGD(1), "`bits` must be an integer from 2 to 8, but got 1."),
-        (lambda: Hadamard(Quantize(4), tile=24), "`tile` must be a power of two, but got 24."),
-        (lambda: Hadamard(3), "`codec` must be a codec, but got 3."),  # type: ignore[arg-type]
-        (lambda: MX("e3m2"), "`element` must be one of e2m1, e4m3, e5m2, but got 'e3m2'."),
-        (lambda: LowRank(0), "`rank` must be an integer of at least 1, but got 0."),
-        (lambda: RandomK(0.1, unbiased=1), "`unbiased` must be True or False, but got 1."),  # type: ignore[arg-type]
-        (
-            lambda: EstimatedTopK(0.1, "best"),
-            "`policy` must be one of sampled, bisect, gaussian, exponential, but got 'best'.",
-        ),
-        (
-            lambda: Quantize(4, block=64),
-            "`block` is the size of a group with `per='block'`, but got 64 with `per='tensor'`.",
-        ),
-        (lambda: NonUniform(9), "`bits` must be an integer from 1 to 8, but got 9."),
-    ],
-)
-def test_refusals(make: object, message: str) -> None:
-    with pytest.raises(ValueError) as caught:
-        make()  # type: ignore[operator]
-    assert str(caught.value) == message

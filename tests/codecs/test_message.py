@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import pickle
 import tracemalloc
@@ -31,15 +32,15 @@ def all_codecs() -> CodecTable:
 
 @variants
 def test_packets_come_back_whole_under_a_number_and_by_their_notation(variant: Variant) -> None:
+    """Each tensor by one of three tables: of this codec, of none, and of all."""
     tables = [CodecTable([Entry.of(variant.codec)]), CodecTable(), all_codecs()]
-    ends = [(table, CodecTable(table.entries)) for table in tables]
-    for name, x in LAW_TENSORS.items():
+    ends = itertools.cycle([(table, CodecTable(table.entries)) for table in tables])
+    for (name, x), (sender, receiver) in zip(LAW_TENSORS.items(), ends, strict=False):
         packet = variant.codec.encode(x, KEY)
-        for sender, receiver in ends:
-            message = sender.pack(packet)
-            assert wire_bytes(message) == len(message[0]) + packet.array_bytes
-            again = receiver.unpack(pickle.loads(pickle.dumps(message)), 10_000)
-            assert same_packet(again, packet), name
+        message = sender.pack(packet)
+        assert wire_bytes(message) == len(message[0]) + packet.array_bytes
+        again = receiver.unpack(pickle.loads(pickle.dumps(message)), 10_000)
+        assert same_packet(again, packet), name
 
 
 @variants
@@ -71,6 +72,10 @@ def test_rounds_hold_many_packets_and_number_the_names_that_are_known() -> None:
         assert list(again) == list(packets)
         assert all(same_packet(again[name], packet) for name, packet in packets.items())
     assert known.unpack_round(known.pack_round({}), 1) == {}
+    with pytest.raises(ValueError, match="one of 1 packets, but names number 2"):
+        CodecTable(known.entries, names=["0.weight"]).unpack_round(message, 2000)
+    with pytest.raises(ValueError, match=r"each packet once, but holds '0\.weight' twice"):
+        CodecTable().unpack_round((spelled[0].replace(b"1.weight", b"0.weight"), *spelled[1:]), 2000)
 
 
 def claiming(shape: tuple[int, ...]) -> Message:

@@ -63,9 +63,3 @@ def test_kernels_across_tiles(shape: tuple[int, ...]) -> None:
         assert_alike(notation, student(*shape))
         assert_alike(notation, (student(*shape) * 1e38).clamp(-3.4e38, 3.4e38))
         assert_alike(notation, (student(*shape).relu() * 3.3).bfloat16())
-
-
-@pytest.mark.parametrize(("bits", "kept", "message"), [(1, 8, "`bits`"), (6, 8, "`bits`"), (4, -1, "`kept`")])
-def test_settings_out_of_range_are_refused(bits: int, kept: int, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Rotated(bits, kept=kept)

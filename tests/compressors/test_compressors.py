@@ -173,12 +173,6 @@ def test_l18_mixed_splits_k_and_sends_overlaps_once(union: bool, density: float)
                 assert row[i] == (own[i] + held[i] if both else own[i] if i in ours else held[i])
 
 
-def test_l18_mixed_may_not_pretend_an_index_form() -> None:
-    with pytest.raises(ValueError) as error:
-        parse("MixedErrorFeedback(TopK(0.1, index='int32'))")
-    assert "`index` of the TopK must be 'auto' here, as Nonzero sends positions, but got 'int32'" in str(error.value)
-
-
 def descend(method, steps: int) -> list[Tensor]:
     """Two replicas of f_i(w) = +-10 w_1 + (w_2 - 1)^2 / 2, Top-1, the mean of both, from w = 0."""
     w, states, path = torch.zeros(2), [{}, {}], []

@@ -88,10 +88,9 @@ def test_full_rank_is_no_compression() -> None:
 
 
 COOLING = [
-    *((schedule, 4, 8) for schedule in ("GPipe", "1F1B", "1F1B(ahead=2)", "1F1B(extra_warmup=2)", "ZBH1")),
+    *((schedule, 4, 8) for schedule in ("GPipe", "1F1B(extra_warmup=2)", "ZBH1")),
     *(("1F1B", stages, count) for stages, count in ((2, 1), (3, 2), (2, 8))),
     ("Interleaved1F1B(2)", 4, 4),
-    ("Interleaved1F1B(2)", 8, 8),
     (ZBV["schedule"], 4, 4),
 ]
 
@@ -163,23 +162,6 @@ def test_flushing_sends_the_residual_with_the_next_dense_message() -> None:
 
 
 def test_epilogue_accepts_supported_compressors() -> None:
-    for notation, message in [
-        ("Epilogue(TopK(0.1), flush=True)", "`flush` sends the residual of a LazyErrorPropagation, but got TopK(0.1)"),
-        (
-            "Epilogue(Epilogue(TopK(0.1)))",
-            "`inner` must be a codec or a compressor of both directions, but got Epilogue(TopK(0.1))",
-        ),
-        (
-            "LazyErrorPropagation(EF21(TopK(0.1)))",
-            "`inner` must keep its memory at the sender only, but got EF21(TopK(0.1))",
-        ),
-        ("LazyErrorPropagation(RandomK(0.1, unbiased=True))", "`density` of an unbiased RandomK under a memory"),
-        ("LazyErrorPropagation(3)", "`inner` must be a codec or a compressor of both directions, but got 3"),
-        ("LazyErrorPropagation(TopK(0.1), reset='epoch')", "`reset` must be one of never, step, but got 'epoch'"),
-    ]:
-        with pytest.raises(ValueError) as error:
-            parse(notation)
-        assert message in str(error.value)
     assert parse("Epilogue(TopK(0.1))") == Epilogue(Plain(TopK(0.1)))
     with pytest.raises(ConfigError) as refused:
         make_config({"forward": "Epilogue(TopK(0.1))", "steps": 1})

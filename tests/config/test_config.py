@@ -258,10 +258,7 @@ REFUSED = {
     "steps.x=3": "`steps.x` is not a key: `steps` is 300.",
     "forward=TopKk(0.1)": "`forward`: Unknown compressor `TopKk` in 'TopKk(0.1)'. Did you mean `TopK`?",
     "backward=TopK(0)": "`backward`: `density` must be in (0, 1], but got 0 (in 'TopK(0)').",
-    "forward=TopK(1.5)": "`forward`: `density` must be in (0, 1], but got 1.5 (in 'TopK(1.5)').",
-    "forward=TopK('abc')": "`forward`: `density` must be in (0, 1], but got 'abc' (in \"TopK('abc')\").",
-    "forward=Quantize(9)": "`forward`: `bits` must be an integer from 1 to 8, but got 9 (in 'Quantize(9)').",
-    "forward=": "`forward`: '' is no compressor: expected a name with arguments, such as 'TopK(0.1)'.",
+    "forward=": "`forward`: '' is not a compressor: expected a name with arguments, such as 'TopK(0.1)'.",
     "forward=5": "`forward` must be a valid string, but got 5.",
     'forward=["TopK(0.1)"]': "`forward` must be one compressor or a list with one per boundary (3), but got 1.",
     "backward=[]": "`backward` must be one compressor or a list with one per boundary (3), but got 0.",
@@ -271,9 +268,7 @@ REFUSED = {
     "num_microbatches=0": "`num_microbatches` must be at least 1, but got 0.",
     "num_stages=0": "`num_stages` must be at least 1, but got 0.",
     "steps=0": "`steps` must be at least 1, but got 0.",
-    "steps=-5": "`steps` must be at least 1, but got -5.",
     "steps=abc": "`steps` must be a valid integer, but got 'abc'.",
-    "steps=1.5": "`steps` must be a valid integer, but got 1.5.",
     "steps=true": "`steps` must be a number or a text, not a boolean, but got True.",
     "steps=5000000000": "`steps` must be at most 2147483647, but got 5000000000.",
     "seed=-1": "`seed` must be at least 0, but got -1.",
@@ -301,8 +296,6 @@ REFUSED = {
     "optimizer.clip_norm=0": "`optimizer.clip_norm` must be greater than 0, but got 0.",
     "optimizer.betas=[0.9, 0.99]": "`optimizer.betas` has no effect with `optimizer.name` = 'sgd'. Leave it out.",
     "name=../x": "`name` must be the name of a folder, of at most 200 letters, digits and `_+=-.`, but got '../x'.",
-    "name=": "`name` must be the name of a folder, of at most 200 letters, digits and `_+=-.`, but got ''.",
-    "name=a/b": "`name` must be the name of a folder, of at most 200 letters, digits and `_+=-.`, but got 'a/b'.",
     "shared_indices=true": (
         "`shared_indices` needs a forward TopK, alone or under ErrorFeedback, but got Identity at boundary 0."
     ),
@@ -314,7 +307,7 @@ REFUSED = {
     "forward={a=5}": "`forward.a` must be a compressor, but got 5.",
     "forward={a='TopK(2)'}": "`forward`: `density` must be in (0, 1], but got 2 (in 'TopK(2)').",
     'forward=[{others="TopK(0.1)"}, "Identity", "Identity"]': (
-        "`forward[0]` as a table must name a tensor beside `others`. Name one, or write the compressor alone."
+        "`forward[0]` as a table must name a tensor in addition to `others`. Name one, or write the compressor alone."
     ),
     "forward={01='TopK(0.1)'}": "`forward` by replica must have numbers of replicas and `others` as keys, but got '01'.",
     "forward={0=5}": "`forward.0` must be a compressor or a list with one per boundary, but got 5.",
@@ -372,25 +365,13 @@ REFUSED_TOGETHER = {
 }
 
 # What only the data and the model can tell, still before anything starts.
-REFUSED_BY_THE_PLAN = {
+REFUSED_BY_THE_PLAN: dict[tuple[str, ...], str] = {
     ('cuts=["conv9"]',): (
         "`cuts` must name layers of the model (conv1, conv2, conv3, conv4, conv5, hidden, head), but got 'conv9'."
     ),
-    ('cuts=["conv4", "conv2"]',): (
-        "`cuts` must be in the order of the layers (conv1, conv2, conv3, conv4, conv5, hidden, head), each once, "
-        "but got ['conv4', 'conv2']."
-    ),
-    ("num_stages=50",): "`num_stages` must be at most the number of layers (7), but got 50.",
-    ("batch_size=4096",): "`batch_size` must be at most the number of training samples (1437), but got 4096.",
-    ("data=cifar10", "data.path=/nope"): "`data.path` must be a file or folder that exists, but got '/nope'.",
     ("data=cifar",): (
         "Unknown data set 'cifar'. Known: addition, brackets, cifar10, cifar100, copying, digits, hf, images, table, text, topics, "
         "wikitext2; your own is written `package.module:function`. Did you mean `cifar10`?"
-    ),
-    ("data.foo=3",): "Unknown option `data.foo` of `digits`. Known: data.test_samples, data.train_samples.",
-    ("model=cnm",): (
-        "Unknown model 'cnm'. Known: cnn, gpt, gpt2, hf, lstm, mlp, resnet101, resnet18, vgg16; "
-        "your own is written `package.module:function`."
     ),
     (f"model.width={10**20}",): f"`model.width` must be from -2147483647 to 2147483647, but got {10**20}.",
     ("data.train_samples=-2147483648",): (

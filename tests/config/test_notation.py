@@ -93,16 +93,14 @@ REFUSED = {
     "TopK(abc)": f"Unknown compressor `abc` in 'TopK(abc)'. Known: {KNOWN}.",
     "AtSupport(Identity)": f"Unknown compressor `AtSupport` in 'AtSupport(Identity)'. Known: {KNOWN}.",
     "TopK(0)": "`density` must be in (0, 1], but got 0 (in 'TopK(0)').",
-    "TopK(1.5)": "`density` must be in (0, 1], but got 1.5 (in 'TopK(1.5)').",
-    "TopK(-0.1)": "`density` must be in (0, 1], but got -0.1 (in 'TopK(-0.1)').",
-    "TopK('abc')": "`density` must be in (0, 1], but got 'abc' (in \"TopK('abc')\").",
     "TopK(True)": "`density` must be in (0, 1], but got True (in 'TopK(True)').",
-    "TopK(1e999)": "`density` must be in (0, 1], but got inf (in 'TopK(1e999)').",
     "TopK(None)": "`density` must be in (0, 1], but got None (in 'TopK(None)').",
     "Quantize(9)": "`bits` must be an integer from 1 to 8, but got 9 (in 'Quantize(9)').",
-    "Quantize(0)": "`bits` must be an integer from 1 to 8, but got 0 (in 'Quantize(0)').",
-    "Quantize(4.5)": "`bits` must be an integer from 1 to 8, but got 4.5 (in 'Quantize(4.5)').",
     "Quantize(True)": "`bits` must be an integer from 1 to 8, but got True (in 'Quantize(True)').",
+    "Quantize(1, range='absmax')": (
+        "`bits` must be at least 2 with `range='absmax'`, which keeps a level for zero, but got 1 "
+        "(in \"Quantize(1, range='absmax')\")."
+    ),
     "Cast('float8')": "`target` must be one of bfloat16, float16, but got 'float8' (in \"Cast('float8')\").",
     "ErrorFeedback(TopK(0.1), key='row')": (
         "`key` must be one of slot, sample, link, but got 'row' (in \"ErrorFeedback(TopK(0.1), key='row')\")."
@@ -122,12 +120,9 @@ REFUSED = {
     "Plain(ErrorFeedback(TopK(0.1)))": (
         "`codec` must be a codec, but got ErrorFeedback(TopK(0.1)) (in 'Plain(ErrorFeedback(TopK(0.1)))')."
     ),
-    "Plain(3)": "`codec` must be a codec, but got 3 (in 'Plain(3)').",
     "ErrorFeedback(EF21(Identity))": (
         "`codec` must be a codec, but got EF21(Identity) (in 'ErrorFeedback(EF21(Identity))')."
     ),
-    "EF21('TopK')": "`codec` must be a codec, but got 'TopK' (in \"EF21('TopK')\").",
-    "AQSGD(AQSGD(Identity))": "`codec` must be a codec, but got AQSGD(Identity) (in 'AQSGD(AQSGD(Identity))').",
     "TopK(0.1, values=EF21(Identity))": (
         "`values` must be a codec, but got EF21(Identity) (in 'TopK(0.1, values=EF21(Identity))')."
     ),
@@ -138,43 +133,41 @@ REFUSED = {
         "`union` must be True or False, but got 1 (in 'MixedErrorFeedback(TopK(0.1), union=1)')."
     ),
     "TopK": f"`TopK` in 'TopK' takes {TOPK}: missing a required argument: 'density'.",
-    "TopK()": f"`TopK` in 'TopK()' takes {TOPK}: missing a required argument: 'density'.",
     "TopK(0.1, foo=2)": f"`TopK` in 'TopK(0.1, foo=2)' takes {TOPK}: got an unexpected keyword argument 'foo'.",
     "TopK(0.1, density=2)": f"`TopK` in 'TopK(0.1, density=2)' takes {TOPK}: multiple values for argument 'density'.",
     "Identity(1)": "`Identity` in 'Identity(1)' takes no arguments: too many positional arguments.",
-    "": "'' is no compressor: expected a name with arguments, such as 'TopK(0.1)'.",
-    "TopK(0.1": "'TopK(0.1' is no compressor: expected a name with arguments, such as 'TopK(0.1)'.",
+    "": "'' is not a compressor: expected a name with arguments, such as 'TopK(0.1)'.",
+    "TopK(0.1": "'TopK(0.1' is not a compressor: expected a name with arguments, such as 'TopK(0.1)'.",
     "TopK(0.1); Identity": (
-        "'TopK(0.1); Identity' is no compressor: expected a name with arguments, such as 'TopK(0.1)'."
+        "'TopK(0.1); Identity' is not a compressor: expected a name with arguments, such as 'TopK(0.1)'."
     ),
-    "TopK(\0)": "'TopK(\\x00)' is no compressor: expected a name with arguments, such as 'TopK(0.1)'.",
-    "\ud800": "'\\ud800' is no compressor: expected a name with arguments, such as 'TopK(0.1)'.",
+    "TopK(\0)": "'TopK(\\x00)' is not a compressor: expected a name with arguments, such as 'TopK(0.1)'.",
+    "\ud800": "'\\ud800' is not a compressor: expected a name with arguments, such as 'TopK(0.1)'.",
     "TopK(density=0.1, density=0.2)": (
-        "'TopK(density=0.1, density=0.2)' is no compressor: expected a name with arguments, such as 'TopK(0.1)'."
+        "'TopK(density=0.1, density=0.2)' is not a compressor: expected a name with arguments, such as 'TopK(0.1)'."
     ),
-    "3": f"'3' is no compressor: expected one of {KNOWN}.",
-    "None": f"'None' is no compressor: expected one of {KNOWN}.",
-    "'TopK(0.1)'": f"\"'TopK(0.1)'\" is no compressor: expected one of {KNOWN}.",
-    "[TopK(0.1)]": f"'[TopK(0.1)]' is no compressor: expected one of {KNOWN}.",
-    "TopK(*[0.1])": "'TopK(*[0.1])' is no compressor: `*` has no place in it.",
-    "TopK(**{})": "'TopK(**{})' is no compressor: `**` or an argument given twice has no place in it.",
-    "TopK(10**9)": "'TopK(10**9)' is no compressor: `10**9` has no place in it.",
-    "TopK(0.05 + 0.05)": "'TopK(0.05 + 0.05)' is no compressor: `0.05 + 0.05` has no place in it.",
-    "TopK(f'{1}')": "\"TopK(f'{1}')\" is no compressor: `f'{1}'` has no place in it.",
-    "TopK(1j)": "'TopK(1j)' is no compressor: `1j` has no place in it.",
-    "TopK(b'1')": "\"TopK(b'1')\" is no compressor: `b'1'` has no place in it.",
-    "codecs.TopK(0.1)": "'codecs.TopK(0.1)' is no compressor: `codecs.TopK(0.1)` has no place in it.",
-    "TopK(0.1)(2)": "'TopK(0.1)(2)' is no compressor: `TopK(0.1)(2)` has no place in it.",
-    "TopK(0.1).density": "'TopK(0.1).density' is no compressor: `TopK(0.1).density` has no place in it.",
-    "TopK(x := 0.1)": "'TopK(x := 0.1)' is no compressor: `x := 0.1` has no place in it.",
-    "TopK(0.1 if 1 else 2)": "'TopK(0.1 if 1 else 2)' is no compressor: `0.1 if 1 else 2` has no place in it.",
-    "lambda: 1": "'lambda: 1' is no compressor: `lambda: 1` has no place in it.",
+    "3": f"'3' is not a compressor: expected one of {KNOWN}.",
+    "'TopK(0.1)'": f"\"'TopK(0.1)'\" is not a compressor: expected one of {KNOWN}.",
+    "[TopK(0.1)]": f"'[TopK(0.1)]' is not a compressor: expected one of {KNOWN}.",
+    "TopK(*[0.1])": "'TopK(*[0.1])' is not a compressor: `*` is not allowed in it.",
+    "TopK(**{})": "'TopK(**{})' is not a compressor: `**` or an argument given twice is not allowed in it.",
+    "TopK(10**9)": "'TopK(10**9)' is not a compressor: `10**9` is not allowed in it.",
+    "TopK(0.05 + 0.05)": "'TopK(0.05 + 0.05)' is not a compressor: `0.05 + 0.05` is not allowed in it.",
+    "TopK(f'{1}')": "\"TopK(f'{1}')\" is not a compressor: `f'{1}'` is not allowed in it.",
+    "TopK(1j)": "'TopK(1j)' is not a compressor: `1j` is not allowed in it.",
+    "TopK(b'1')": "\"TopK(b'1')\" is not a compressor: `b'1'` is not allowed in it.",
+    "codecs.TopK(0.1)": "'codecs.TopK(0.1)' is not a compressor: `codecs.TopK(0.1)` is not allowed in it.",
+    "TopK(0.1)(2)": "'TopK(0.1)(2)' is not a compressor: `TopK(0.1)(2)` is not allowed in it.",
+    "TopK(0.1).density": "'TopK(0.1).density' is not a compressor: `TopK(0.1).density` is not allowed in it.",
+    "TopK(x := 0.1)": "'TopK(x := 0.1)' is not a compressor: `x := 0.1` is not allowed in it.",
+    "TopK(0.1 if 1 else 2)": "'TopK(0.1 if 1 else 2)' is not a compressor: `0.1 if 1 else 2` is not allowed in it.",
+    "lambda: 1": "'lambda: 1' is not a compressor: `lambda: 1` is not allowed in it.",
     "__import__('os').abort()": (
-        "\"__import__('os').abort()\" is no compressor: `__import__('os').abort()` has no place in it."
+        "\"__import__('os').abort()\" is not a compressor: `__import__('os').abort()` is not allowed in it."
     ),
     "TopK(__import__('os'))": f"Unknown compressor `__import__` in \"TopK(__import__('os'))\". Known: {KNOWN}.",
     "[TopK(0.1) for _ in 'ab']": (
-        "\"[TopK(0.1) for _ in 'ab']\" is no compressor: `[TopK(0.1) for _ in 'ab']` has no place in it."
+        "\"[TopK(0.1) for _ in 'ab']\" is not a compressor: `[TopK(0.1) for _ in 'ab']` is not allowed in it."
     ),
 }
 
@@ -184,7 +177,7 @@ def test_wrong_notation_is_refused_in_one_sentence(text: str) -> None:
     with pytest.raises(ValueError) as error:
         parse(text)
     if text == "TopK(density=0.1, density=0.2)":  # the parser of some Pythons finds it, that of others leaves it to us
-        assert str(error.value).startswith(f"{text!r} is no compressor: ")
+        assert str(error.value).startswith(f"{text!r} is not a compressor: ")
     else:
         assert str(error.value) == REFUSED[text]
     assert "\n" not in str(error.value)
@@ -240,9 +233,9 @@ def test_the_notation_of_schedules() -> None:
     assert parse_schedule("1F1B(extra_warmup=2.0)") == OneFOneB(2)
     assert parse_schedule("GPipe") == GPipe()
     refused = {
-        "2F2B": "'2F2B' is no schedule: expected a name with arguments, such as '1F1B'.",
-        "11F1B": "'11F1B' is no schedule: expected a name with arguments, such as '1F1B'.",
-        "_1F1B": "'_1F1B' is no schedule: expected a name with arguments, such as '1F1B'.",
+        "2F2B": "'2F2B' is not a schedule: expected a name with arguments, such as '1F1B'.",
+        "11F1B": "'11F1B' is not a schedule: expected a name with arguments, such as '1F1B'.",
+        "_1F1B": "'_1F1B' is not a schedule: expected a name with arguments, such as '1F1B'.",
         "1F1B(1F1B)": "`extra_warmup` must be an integer of at least 0, but got 1F1B (in '1F1B(1F1B)').",
         "1F1B(extra_warmup=-1)": (
             "`extra_warmup` must be an integer of at least 0, but got -1 (in '1F1B(extra_warmup=-1)')."

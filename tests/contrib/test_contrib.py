@@ -7,7 +7,6 @@ from importlib import metadata
 
 import gpu
 import numpy as np
-import plain_zfp
 import pytest
 import torch
 from codec_laws import bits_of, check_unbiased, content, error_of, keeps_all_laws
@@ -16,20 +15,15 @@ from contrib_variants import CODECS as CLASSES
 from contrib_variants import VARIANTS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from raysim_contrib.atomo import ATOMO
 from raysim_contrib.daq import DAQ
-from raysim_contrib.entropy import Entropy
 from raysim_contrib.error_bounded import ErrorBounded
 from raysim_contrib.fixed_point import FixedPoint
 from raysim_contrib.meanstd import MeanStd
 from raysim_contrib.mpc import MPC
 from raysim_contrib.outliers import Outliers
-from raysim_contrib.signs import Sign
 from raysim_contrib.tahquant import TAHQuant
-from raysim_contrib.terngrad import TernGrad
-from raysim_contrib.threshold import Threshold
 from raysim_contrib.tinyscript import TinyScript
-from raysim_contrib.zfp import ZFP, blocks_of
+from raysim_contrib.zfp import ZFP
 
 from raysim import plugins
 from raysim.codecs import CODECS, Quantize
@@ -105,8 +99,7 @@ def test_without_the_distribution_a_name_is_refused_with_the_command_that_instal
     with pytest.raises(ValueError) as caught:
         parse_notation("ZFP(0.1)", CODECS)
     assert str(caught.value) == (
-        "`ZFP` in 'ZFP(0.1)' needs the plug-in raysim-contrib: `pip install raysim-contrib`, or in a clone "
-        "`pip install ./contrib`."
+        "`ZFP` in 'ZFP(0.1)' needs the plug-in raysim-contrib: `pip install ./contrib` in a clone of raysim."
     )
 
 
@@ -118,38 +111,6 @@ def test_a_mistyped_name_is_recognised() -> None:
 @pytest.mark.parametrize("notation", ["ATOMO(3.0)", "Outliers(Quantize(4))"])
 def test_replica_gradients_take_these_codecs(notation: str) -> None:
     check_replica_method(parse_replica_method(notation))
-
-
-def test_diana_needs_a_codec_of_known_variance() -> None:
-    with pytest.raises(ValueError, match="`alpha` must be given for a codec of unknown variance"):
-        parse_replica_method("DIANA(ATOMO(2.0))")
-    assert repr(parse_replica_method("DIANA(ATOMO(2), alpha=0.5)")) == "DIANA(ATOMO(2.0), alpha=0.5)"
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: ZFP(0), "`tolerance` must be in (0, 1e+30], but got 0."),
-        (lambda: MPC(0), "`stride` must be an integer from 1 to 1048576, but got 0."),
-        (lambda: TAHQuant(high=2), "`high` must be in [0, 1], but got 2."),
-        (lambda: Threshold(0), "`threshold` must be in (0, 3e+38], but got 0."),
-        (
-            lambda: Entropy(Entropy(Quantize(4))),
-            "`codec` must be one that is not compressed yet, but got Entropy(Quantize(4)).",
-        ),
-        (
-            lambda: Sign(per="row", scaled=False),
-            "`per` has no effect with `scaled=False`, which sends no scales, but got 'row'. Leave it out.",
-        ),
-        (lambda: ErrorBounded(-1), "`bound` must be in (0, 1e+30], but got -1."),
-        (lambda: TernGrad(0), "`clip` must be in (0, 1e+06], but got 0."),
-        (lambda: ATOMO(0), "`budget` must be in (0, 1e+06], but got 0."),
-    ],
-)
-def test_bad_settings_are_refused(make, message: str) -> None:
-    with pytest.raises(ValueError) as error:
-        make()
-    assert str(error.value) == message
 
 
 # MPC.
@@ -205,14 +166,6 @@ def test_the_tolerance_holds(shape: list[int], dtype: torch.dtype, exponent: int
     codec = ZFP(0.7 * 2.0**exponent)
     packet = codec.encode(x)
     assert float((packet.decode().double() - x.double()).abs().max()) <= codec.tolerance
-    if x.dtype in (torch.float32, torch.float64):
-        planes = x.reshape(-1, *(1, 1, *x.shape)[-2:])
-        stream, raw = plain_zfp.encode(codec, blocks_of(planes).double(), x.dtype)
-        assert stream.tobytes() == packet.arrays["stream"].tobytes()
-        values, marks = plain_zfp.decode(codec, stream, tuple(planes.shape), x.dtype)
-        assert np.array_equal(raw, marks)
-        if not raw.any():
-            assert torch.equal(values.to(x.dtype), packet.decode().view(planes.shape))
 
 
 @pytest.mark.parametrize("name", LAW_TENSORS)

@@ -204,17 +204,3 @@ def test_damaged_packets_are_refused() -> None:
                 continue
             with pytest.raises(ValueError, match=name):
                 method.decode(damaged, {}, context(0))
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"bits": 0}, "`bits` must be an integer from 1 to 12, but got 0."),
-        ({"bits": 3, "fresh": 8}, "`fresh` must be an integer from 0 to 7, but got 8."),
-        ({"pace": 0}, "`pace` must be in (0, 1], but got 0."),
-    ],
-)
-def test_bad_settings_are_refused(settings: dict, message: str) -> None:
-    with pytest.raises(ValueError) as error:
-        ResidualVQ(**settings)
-    assert str(error.value) == message

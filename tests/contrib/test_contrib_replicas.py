@@ -3,56 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import subprocess
-import sys
 from importlib import metadata
 
-import killed
 import numpy as np
 import pytest
-from configurations import SMALL
 from contrib_variants import AVERAGES, LOCAL, METHODS
-from replica_laws import keeps_all_laws
+from replica_laws import keeps_all_laws, keeps_all_laws_of_local_steps
 from replica_variants import (
-    SHAPES,
-    Apart,
     Variant,
-    same_tensors,
 )
-from runs import same_records
 
 from raysim import train
 from raysim.analysis import replay
-from raysim.config import ConfigError
 from raysim.engine.inline import InlineEngine
 from raysim.engine.ray import RayEngine
 from raysim.forecast.forecast import forecast
 from raysim.network.presets import parse_network
 from raysim.pipeline.prepare import prepare
 from raysim.replication import parse_replica_method
-from raysim.replication.local import LocalSteps
-from raysim.replication.method import agreed
 
-STEPS = 8
-local = pytest.mark.parametrize("notation", LOCAL)
 NOTATIONS = [*(variant.notation for variant in AVERAGES), *LOCAL]
 FOUR = {"num_replicas": 4, "num_microbatches": 1}
-MATRIX = {"weight": (40, 60)}
 
 
 def test_every_method_has_a_variant_and_an_entry_point() -> None:
     assert {type(parse_replica_method(notation)) for notation in NOTATIONS} == set(METHODS)
     points = {point.name: point.value for point in metadata.entry_points(group="raysim.replica_methods")}
     assert {cls.__name__: f"{cls.__module__}:{cls.__name__}" for cls in METHODS} == points
-
-
-@local
-def test_notation(notation) -> None:
-    method = parse_replica_method(notation)
-    assert repr(method) == notation
-    assert parse_replica_method(repr(method)) == method
-    assert hash(method) == hash(parse_replica_method(notation))
 
 
 # Averages of gradients.
@@ -63,50 +40,9 @@ def test_all_laws(variant: Variant) -> None:
     keeps_all_laws(variant)
 
 
-# Parameters of replicas that step by themselves.
-
-
-@local
-@pytest.mark.parametrize("count", [1, 4])
-def test_replicas_agree_and_send_nothing_between_exchanges(notation, count) -> None:
-    team, sent = Apart(notation, count), 0
-    for step in range(STEPS):
-        held = team.memories
-        results = team.step(step)
-        if team.method.part(step) is None:
-            assert team.array_bytes == [0] * count
-            if not team.method.steps_under_way:
-                assert all(same_tensors(result.memory, one) for result, one in zip(results, held, strict=True))
-        sent += sum(team.array_bytes)
-        known = [agreed(own, memory) for own, memory in zip(team.parameters, team.memories, strict=True)]
-        if isinstance(team.method, LocalSteps):
-            assert all(same_tensors(one, known[0]) for one in known)
-    assert (sent > 0) is (count > 1)
-
-
-@local
-def test_a_restored_local_memory_goes_on_bit_for_bit_and_is_no_more_than_stated(notation) -> None:
-    one, other = Apart(notation, 3), Apart(notation, 3)
-    for step in range(STEPS):
-        one.step(step), other.step(step)
-        if any(other.memories):
-            other.restore()
-        for pair in zip((*one.parameters, *one.memories), (*other.parameters, *other.memories), strict=True):
-            assert same_tensors(*pair)
-        held = max(sum(x.nbytes for x in memory.values()) for memory in one.memories)
-        assert held <= one.method.memory_bytes(SHAPES)
-
-
-@local
-def test_parts_repeat_after_a_period_and_send_the_same(notation) -> None:
-    team = Apart(notation, 3)
-    sent: dict[object, list[int]] = {}
-    for step in range(3 * team.method.period):
-        part = team.method.part(step)
-        assert part == team.method.part(step % team.method.period)
-        team.step(step)
-        if step >= team.method.period and not notation.startswith("DiLoCoX(2, rank"):  # whose rank adapts
-            assert sent.setdefault(part, team.array_bytes) == team.array_bytes
+@pytest.mark.parametrize("notation", LOCAL)
+def test_all_laws_of_local_steps(notation) -> None:
+    keeps_all_laws_of_local_steps(notation, whole=False)
 
 
 # In runs.
@@ -117,10 +53,7 @@ def test_parts_repeat_after_a_period_and_send_the_same(notation) -> None:
     [
         "DiLoCoX(3, values=Quantize(4))",
         "HALoS(1, updates=3)",
-        "HALoS(3, updates=1, delay=0)",
         "AsyncSPARTA(share=0.2, delay=2)",
-        "DeCoSGD(0.1, delay=2)",
-        "DiLoCoX(3, rank=2, window=0)",
         "Dion(2, min_values=16)",
         "EDGC(2, window=2, every=1, min_values=16)",
     ],
@@ -166,23 +99,6 @@ RUNS = {
 }
 
 
-@pytest.fixture(scope="module")
-def killed_runs(tmp_path_factory):
-    """Return the folder of `RUNS`, each killed in its fourth step, after a checkpoint of two."""
-    folder = tmp_path_factory.mktemp("killed")
-    values = json.dumps({name: SMALL | changes for name, changes in RUNS.items()})
-    subprocess.run([sys.executable, killed.__file__, str(folder)], input=values, text=True, check=True, timeout=300)
-    return folder
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", RUNS)
-def test_a_run_killed_in_a_step_resumes_to_the_same_bits(small, tmp_path, killed_runs, name) -> None:
-    config = small(**RUNS[name])
-    resumed = train(config, engine="inline", out=killed_runs / name, resume=True)
-    same_records(resumed, train(config, engine="inline", out=tmp_path / "whole"))
-
-
 @pytest.mark.parametrize("name", RUNS)
 def test_a_restored_engine_goes_on_bit_for_bit(small, name) -> None:
     config = small(**RUNS[name], num_stages=1)
@@ -216,58 +132,3 @@ def test_engines_agree_bit_for_bit(ray, small, name) -> None:
         assert all(np.array_equal(a, b) for a, b in zip(inline.state(), on_ray.state(), strict=True))
     finally:
         on_ray.close()
-
-
-@pytest.mark.parametrize(
-    ("notation", "sentence"),
-    [
-        ("DiLoCoX(0)", "`steps` must be an integer of at least 1, but got 0"),
-        ("DiLoCoX(2, delay=2)", "`delay` must be an integer from 0 to 1, but got 2"),
-        ("DiLoCoX(2, rank=0)", "`rank` must be an integer of at least 1, but got 0"),
-        ("DiLoCoX(2, values=3)", "`values` must be a codec, but got 3"),
-        ("HALoS(2, updates=2, delay=2)", "`delay` must be an integer from 0 to 1, but got 2"),
-        ("HALoS(2, merge=0)", "`merge` must be in (0, 1], but got 0"),
-        ("HALoS(2, global_momentum=1)", "`global_momentum` must be below 1"),
-        ("AsyncSPARTA(share=0)", "`share` must be in (0, 1], but got 0"),
-        ("AsyncSPARTA(rise=5, until=6)", "`until` must be an integer of at least 7, but got 6"),
-        ("DeCoSGD(0)", "`density` must be in (0, 1], but got 0"),
-        ("Dion(0)", "`rank` must be an integer of at least 1, but got 0"),
-        ("StreamingDiLoCo(2, fragments=3)", "`fragments` must be an integer from 1 to 2, but got 3"),
-        ("StreamingDiLoCo(2, delay=2)", "`delay` must be an integer from 0 to 1, but got 2"),
-        ("StreamingDiLoCo(2, blend=2)", "`blend` must be in [0, 1], but got 2"),
-        ("SPARTA(0)", "`share` must be in (0, 1], but got 0"),
-        ("DeMo(0)", "`kept` must be an integer from 1 to 4096, but got 0"),
-        ("GTopK(2)", "`density` must be in (0, 1], but got 2"),
-        ("EDGC(4, window=5, every=6)", "`every` must be an integer from 1 to 5, but got 6"),
-    ],
-)
-def test_bad_settings_are_refused(notation, sentence) -> None:
-    with pytest.raises(ValueError) as error:
-        parse_replica_method(notation)
-    assert sentence in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        (
-            {"replica_gradient": "HALoS(1, sites=5, updates=2)"},
-            "`sites` must be at most the number of replicas (4), but got 5",
-        ),
-        ({"replica_gradient": "HALoS(2, updates=2)"}, "(4) must divide the 6 steps of the run"),
-        ({"replica_gradient": "Dion(2)"}, "`optimizer.momentum` must be 0 with Dion(2)"),
-        (
-            {"replica_gradient": "MuLoCo(3)"},
-            "`optimizer.name` must be muon with MuLoCo(3), but got 'sgd'.",
-        ),
-        (
-            {"replica_gradient": "DeMo", "optimizer": {"momentum": 0.9}},
-            "`replica_gradient` at stage 0: `optimizer.momentum` must be 0 with DeMo, which keeps a momentum itself, but got 0.9.",
-        ),
-        ({"replica_gradient": "EDGC(400)"}, "`rank` must be at most"),
-    ],
-)
-def test_what_does_not_fit_a_run_is_refused(small, changes, sentence) -> None:
-    with pytest.raises(ConfigError) as error:
-        prepare(small(**FOUR, **changes))
-    assert sentence in str(error.value)

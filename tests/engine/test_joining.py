@@ -58,7 +58,7 @@ def test_address_unusable_by_drivers_is_refused(listening, monkeypatch):
         )
     monkeypatch.setattr(ray_internals, "local_nodes", set)
     assert refused(listening) == (
-        f"`RAY_ADDRESS` = '{listening}' answers, but this machine is no node of that cluster. Send a job with `raysim submit`, or "
+        f"`RAY_ADDRESS` = '{listening}' answers, but this machine is not a node of that cluster. Send a job with `raysim submit`, or "
         f"make this machine a node without CPUs: `ray start --address={listening} --num-cpus=0` (with RAY_AUTH_MODE=token where "
         "the cluster has a token)."
     )
@@ -71,7 +71,7 @@ def test_address_unusable_by_drivers_is_refused(listening, monkeypatch):
     [
         ("AuthenticationError: no", "", "this process showed none, since RAY_AUTH_MODE is not `token`. Set RAY_AUTH_MODE=token,"),
         ("RpcError: Invalid authentication token", "token", "/auth_token is wrong. Copy it again from the machine that made"),
-        ("RpcError: Deadline Exceeded", "", "does not say who its nodes are: RpcError: Deadline Exceeded."),
+        ("RpcError: Deadline Exceeded", "", "does not list its nodes: RpcError: Deadline Exceeded."),
     ],
 )  # fmt: skip
 def test_rejected_token_error_names_remedy(listening, tmp_path, monkeypatch, said, mode, sentence):

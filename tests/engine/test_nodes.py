@@ -7,6 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from runs import same_records
+
+from raysim.records import Run
+from raysim.training.train import train
 
 SCRIPT = """
 import json, os, sys
@@ -48,17 +52,23 @@ finally:
     cluster.shutdown()
 """
 
+DRAINED = SCRIPT.replace(
+    """            cluster.remove_node(node, allow_graceful=False)
+""",
+    """            words = ["drain-node", "--address", cluster.address, "--node-id", node.node_id]
+            words += ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot"]
+            subprocess.run([sys.executable, "-m", "ray.scripts.scripts", *words, "--deadline-remaining-seconds", "120"], check=True)
+            training.engine._looked_s = 0.0
+""",
+).replace("import json, os, sys", "import json, os, subprocess, sys")
+
 
 @pytest.mark.slow
-def test_stages_survive_loss_of_a_node(small, tmp_path):
-    from runs import same_records
-
-    from raysim.records import Run
-    from raysim.training.train import train
-
+@pytest.mark.parametrize("script", [SCRIPT, DRAINED], ids=["lost", "drained"])
+def test_stages_leave_a_lost_or_draining_node_to_the_same_bits(small, tmp_path, script):
     environment = {**os.environ, "RAY_TMPDIR": "/tmp/raysim-nodes"}
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path / "nodes"), str(Path(__file__).parents[1] / "support")],
+        [sys.executable, "-c", script, str(tmp_path / "nodes"), str(Path(__file__).parents[1] / "support")],
         capture_output=True, text=True, timeout=240, env=environment,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
@@ -72,41 +82,6 @@ def test_stages_survive_loss_of_a_node(small, tmp_path):
     assert min(run.row["node_gflops"]) > 0
     assert all(0 < farthest_s < 10 for _, farthest_s in said["reaches"])
     assert (run.status, run.row["restarts"]) == ("finished", 1)
-    config = small(
-        num_stages=4, steps=200, checkpoint_every_steps=20, forward="EF21(TopK(0.3))", backward="Quantize(8)"
-    )
-    same_records(run, train(config, engine="inline", out=tmp_path / "inline"))
-
-
-DRAINED = SCRIPT.replace(
-    """            cluster.remove_node(node, allow_graceful=False)
-""",
-    """            words = ["drain-node", "--address", cluster.address, "--node-id", node.node_id]
-            words += ["--reason", "DRAIN_NODE_REASON_PREEMPTION", "--reason-message", "spot"]
-            subprocess.run([sys.executable, "-m", "ray.scripts.scripts", *words, "--deadline-remaining-seconds", "120"], check=True)
-            training.engine._looked_s = 0.0
-""",
-).replace("import json, os, sys", "import json, os, subprocess, sys")
-
-
-@pytest.mark.slow
-def test_stages_leave_draining_node_without_losing_a_step(small, tmp_path):
-    from runs import same_records
-
-    from raysim.records import Run
-    from raysim.training.train import train
-
-    environment = {**os.environ, "RAY_TMPDIR": "/tmp/raysim-drained"}
-    done = subprocess.run(
-        [sys.executable, "-c", DRAINED, str(tmp_path / "nodes"), str(Path(__file__).parents[1] / "support")],
-        capture_output=True, text=True, timeout=240, env=environment,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-3000:]
-    before, after = json.loads(done.stdout.strip().splitlines()[-1])["placed"]
-    assert before[-1] not in after
-    run = Run(tmp_path / "nodes")
-    assert (run.status, run.row["restarts"]) == ("finished", 1)
-    config = small(
-        num_stages=4, steps=200, checkpoint_every_steps=20, forward="EF21(TopK(0.3))", backward="Quantize(8)"
-    )
+    changes = {"num_stages": 4, "steps": 200, "checkpoint_every_steps": 20}
+    config = small(**changes, forward="EF21(TopK(0.3))", backward="Quantize(8)")
     same_records(run, train(config, engine="inline", out=tmp_path / "inline"))

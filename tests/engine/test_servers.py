@@ -7,13 +7,10 @@ import socket
 import threading
 
 import pytest
-from runs import same_records
-from struck import server, strike, to_group, to_server
+from struck import server, strike, to_group
 
 from raysim.engine.ray_internals import new_servers
 from raysim.engine.watch import ServersWatch
-from raysim.records import Run
-from raysim.training.train import train
 
 KEYS = ["num_stages=2", "steps=900", "checkpoint_every_steps=100", "evaluate_every_steps=300", "data.test_samples=300"]
 WORDS = {
@@ -21,43 +18,11 @@ WORDS = {
     signal.SIGTERM: "ended with exit code 0",  # in order: Ray tells the driver that its node has left
     signal.SIGSTOP: "has been stopped for 5 s",
 }
-LOSSES = {(name, number): words for name in ("raylet", "gcs_server") for number, words in WORDS.items()} | {
-    ("gcs_server", signal.SIGTERM): "has refused connections for 5 s"  # it closes its port, and lives on
-}
 PHASES = {
     "start": lambda name: lambda said, driver: server(driver, name) is not None,
     "training": lambda name: lambda said, driver: "\nstep " in said,
     "evaluation": lambda name: lambda said, driver: "evaluating" in said,
 }
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "number", "phase"),
-    [
-        ("raylet", signal.SIGKILL, "training"),
-        ("raylet", signal.SIGTERM, "evaluation"),
-        ("raylet", signal.SIGSTOP, "start"),
-        ("gcs_server", signal.SIGKILL, "start"),
-        ("gcs_server", signal.SIGTERM, "training"),
-        ("gcs_server", signal.SIGSTOP, "evaluation"),
-    ],
-)
-def test_run_continues_on_restarted_ray(tmp_path, name, number, phase):
-    out = tmp_path / "run"
-    words = ["train", "digits-cnn", *KEYS, "--out", str(out)]
-    struck = strike(words, PHASES[phase](name), to_server(name, number))
-    assert struck.left == []
-    assert "***" not in struck.said
-    if phase == "start" and struck.code == 1:  # Ray's start waits for its servers for ever
-        loss = (
-            "was ended by SIGTERM" if number == signal.SIGTERM else LOSSES[name, number]
-        )  # it had no time to end in order
-        assert struck.said.splitlines()[-1].startswith(f"raysim: Ray's {name} {loss}. To go on: raysim train ")
-        return
-    assert struck.code == 0
-    assert phase == "start" or f"stages start again (Ray's {name} {LOSSES[name, number]})" in struck.said
-    same_records(Run(out), train("digits-cnn", *KEYS, engine="inline", out=tmp_path / "whole"))
 
 
 def to_all(driver):

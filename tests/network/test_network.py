@@ -212,7 +212,7 @@ def test_wrong_notation_is_refused(text: str) -> None:
         ),
         (
             {"bandwidth_bps": 1e6, "port_bps": 1e6},
-            r"^`port_bps` must go with `sharing` \"port\" or \"half\", but got 'pair'",
+            r"^`port_bps` needs `sharing` \"port\" or \"half\", but got 'pair'",
         ),
         ({"bandwidth_bps": 1e6, "framing": 0.9}, r"^`framing` must be in \[1, inf\], but got 0\.9"),
         ({"bandwidth_bps": 1e6, "burst_bytes": 1, "sharing": "inbound"}, r"^`burst_bytes` must be 0 with"),

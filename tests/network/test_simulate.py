@@ -760,7 +760,7 @@ def test_wrong_sizes_are_refused() -> None:
         simulate(OneFOneB(), profile, FREE, num_replicas=0)
     with pytest.raises(ValueError, match=r"^`hosts` must be below 3, the size of the network, but got 3\.$"):
         simulate(OneFOneB(), profile, random_network(1, 3), placement=Placement((0, 1, 2, 3)))
-    with pytest.raises(ValueError, match=r'^`sharing` "inbound" must go with one worker on each host'):
+    with pytest.raises(ValueError, match=r'^`sharing` "inbound" needs one worker on each host'):
         simulate(OneFOneB(), profile, Network(1e6, sharing="inbound"), placement=Placement((0, 1, 1, 2)))
     with pytest.raises(ValueError, match=r"^`profiles` must be at least one, all of one shape, but got \[\]\.$"):
         step_seconds(OneFOneB(), [], [FREE])

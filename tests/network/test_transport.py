@@ -96,5 +96,5 @@ def test_clock_help_states_no_default_profile(small) -> None:
 
 
 def test_transport_description_has_its_figures() -> None:
-    assert f"{RAY.bands[0].beside_bytes:,} bytes beside a message" in str(RAY)
+    assert f"{RAY.bands[0].beside_bytes:,} bytes of overhead per message" in str(RAY)
     assert "1 one-way trip" in str(TRANSPORTS["nccl"])

@@ -1,6 +1,7 @@
 """CompressedLink: the losses of `raysim.train` from a plain loop, memories, checkpoints and refusals."""
 
 import math
+import pickle
 from collections import OrderedDict
 from typing import Any
 
@@ -222,3 +223,18 @@ def test_a_checkpoint_of_another_compressor_is_refused():
     with pytest.raises(ValueError) as refused:
         CompressedLink("TopK(0.2)").load_state_dict(kept)
     assert str(refused.value) == "`forward` must be TopK(0.1), as in the checkpoint, but got TopK(0.2)."
+
+
+def test_a_compiled_model_sends_the_same_messages():
+    losses = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        link = CompressedLink("ErrorFeedback(TopK(0.25))", backward="Quantize(8)")
+        model = nn.Sequential(nn.Linear(8, 8), pickle.loads(pickle.dumps(link)), nn.Linear(8, 1))
+        called = torch.compile(model, backend="eager") if compiled else model
+        for step in range(3):
+            loss = called(torch.full((4, 8), step + 1.0)).square().mean()
+            loss.backward()
+            losses.append(loss.item())
+        assert link_report(model)["packets"].tolist() == [3, 3]
+    assert losses[:3] == losses[3:]

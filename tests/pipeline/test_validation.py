@@ -89,7 +89,7 @@ def with_clip(changes, clip_norm, optimizer):
 def test_weights_are_those_of_synchronous_steps(small, restored, run):
     """Whether no update is amended, all are put off, or the last stages' norms ask for one after the first have updated."""
     norms = norms_of_stages(small(**RUNS[run]))
-    clips = [1e9, 1e-9]
+    clips = [1e9, 1e-9] if run in ("1f1b", "one-stage") else []
     if len(norms) > 1:
         clips.append(math.sqrt((norms[0] ** 2 + sum(norm**2 for norm in norms)) / 2))
     for clip_norm in clips:

@@ -69,14 +69,14 @@ def test_a_replica_method_that_does_not_agree_is_named():
         ("own_methods:Hafl", "`own_methods:Hafl` cannot be imported: `own_methods` has no class `Hafl`."),
         (
             "own_methods:NoCodec",
-            "`own_methods:NoCodec` is no compressor: it must be a class that derives from raysim.codecs.Codec",
+            "`own_methods:NoCodec` is not a compressor: it must be a class that derives from raysim.codecs.Codec",
         ),
         ("own_methods:torch", "`own_methods:torch` cannot be imported: `own_methods` has no class `torch`"),
         ("own_methods:Written", "must be declared with `@dataclass(frozen=True, repr=False)`"),
         ("own_methods:Half(skip=-1)", "`skip` must be an integer of at least 0, but got -1"),
         ("own_methods:Half(jump=1)", "takes (skip=0)"),
         ("raises:Codec", "`raises:Codec` cannot be imported: RuntimeError: not today."),
-        ("own_methods::Half", "is no compressor: expected a name with arguments"),
+        ("own_methods::Half", "is not a compressor: expected a name with arguments"),
     ],
 )
 def test_unusable_plugins_are_refused_in_one_sentence(text, sentence, tmp_path, monkeypatch):

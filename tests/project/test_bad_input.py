@@ -112,7 +112,7 @@ BAD = {
     ),
     "no tokenizer for weights that know one": (
         [*TEXT, "model.path=weights"],
-        "read by bytes, but 'weights'",
+        "read as bytes, but 'weights'",
     ),
     "a loss of numbers for classes": (
         ["digits-cnn", "loss=mse"],

@@ -266,6 +266,9 @@ COMMANDS = [
     ["train", "digits-cnn", "--engine", "tpu"],
     ["train", "digits-cnn", "--resume", "--out", "nowhere"],
     ["sweep", "quickstarts"],
+    *(
+        [command, str(ROOT / "docker"), "--network", "100mbps"] for command in ("findings", "report", "replay")
+    ),  # no run is there
 ]
 
 

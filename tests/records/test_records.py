@@ -31,96 +31,36 @@ from raysim.records.tables import part_files
 from raysim.training.start import is_unbegun
 
 # Golden: a change here is a new version of the schema, unless it adds a column that may be null.
-GOLDEN = {
-    "steps": {
-        "step": "int32",
-        "epoch": "int32",
-        "loss": "double",
-        "learning_rate": "double",
-        "gradient_norm": "double",
-        "seconds": "double",
-        "update_s": "double",
-        "wire_bytes": "int64",
-        "dense_bytes": "int64",
-    },
-    "evals": {
-        "step": "int32",
-        "mode": "string",
-        "batchnorm": "string",
-        "loss": "double",
-        "accuracy": "double",
-        "perplexity": "double",
-        "predictions": "int64",
-        "samples": "int64",
-        "seconds": "double",
-    },
-    "links": {
-        "step": "int32",
-        "replica": "int16",
-        "stage": "int16",
-        "boundary": "int16",
-        "direction": "string",
-        "tensor": "string",
-        "codec": "string",
-        "rounds": "int16",
-        "packets": "int32",
-        "wire_bytes": "int64",
-        "dense_bytes": "int64",
-        "gain": "double",
-        "fidelity": "double",
-        "peak": "double",
-        "residual_norm": "double",
-        "encode_s": "double",
-        "decode_s": "double",
-    },
-    "actions": {
-        "step": "int32",
-        "replica": "int16",
-        "stage": "int16",
-        "op": "string",
-        "microbatch": "int32",
-        "start_s": "double",
-        "end_s": "double",
-        "decode_s": "double",
-        "compute_wall_s": "double",
-        "compute_cpu_s": "double",
-        "encode_s": "double",
-        "wire_bytes": "int64",
-        "dense_bytes": "int64",
-        "work": "string",
-    },
-    "collectives": {
-        "step": "int32",
-        "direction": "string",
-        "stage": "int16",
-        "round": "int16",
-        "source_replica": "int16",
-        "source_stage": "int16",
-        "target_replica": "int16",
-        "target_stage": "int16",
-        "wire_bytes": "int64",
-    },
-    "decisions": {
-        "step": "int32",
-        "replica": "int16",
-        "where": "string",
-        "stage": "int16",
-        "boundary": "int16",
-        "tensor": "string",
-        "layer": "string",
-        "method": "string",
-        "branch": "string",
-        "factor": "double",
-        "minimum": "double",
-        "candidate": "double",
-        "gain_minimum": "double",
-        "gain_candidate": "double",
-        "gain": "double",
-        "throughput": "double",
-        "event": "string",
-        "reason": "string",
-    },
+COLUMNS = {
+    "steps": (
+        "step:int32 epoch:int32 loss:double learning_rate:double gradient_norm:double seconds:double "
+        "update_s:double wire_bytes:int64 dense_bytes:int64"
+    ),
+    "evals": (
+        "step:int32 mode:string batchnorm:string loss:double accuracy:double perplexity:double predictions:int64 "
+        "samples:int64 seconds:double"
+    ),
+    "links": (
+        "step:int32 replica:int16 stage:int16 boundary:int16 direction:string tensor:string codec:string "
+        "rounds:int16 packets:int32 wire_bytes:int64 dense_bytes:int64 gain:double fidelity:double peak:double "
+        "residual_norm:double encode_s:double decode_s:double"
+    ),
+    "actions": (
+        "step:int32 replica:int16 stage:int16 op:string microbatch:int32 start_s:double end_s:double "
+        "decode_s:double compute_wall_s:double compute_cpu_s:double encode_s:double wire_bytes:int64 "
+        "dense_bytes:int64 work:string"
+    ),
+    "collectives": (
+        "step:int32 direction:string stage:int16 round:int16 source_replica:int16 source_stage:int16 "
+        "target_replica:int16 target_stage:int16 wire_bytes:int64"
+    ),
+    "decisions": (
+        "step:int32 replica:int16 where:string stage:int16 boundary:int16 tensor:string layer:string "
+        "method:string branch:string factor:double minimum:double candidate:double gain_minimum:double "
+        "gain_candidate:double gain:double throughput:double event:string reason:string"
+    ),
 }
+GOLDEN = {table: dict(column.split(":") for column in text.split()) for table, text in COLUMNS.items()}
 
 ROW = {"run_id": "1", "status": "running", "schema_version": SCHEMA_VERSION, "steps": 9}
 

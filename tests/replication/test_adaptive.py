@@ -345,30 +345,3 @@ def test_zero_gradients_do_not_increase_sent_values() -> None:
     team = Team(GraVAC(10, 100), 2, shapes)
     decision = team.step(0, [{"weight": torch.zeros(40, 40)}] * 2)[0].decisions[0]
     assert (decision.branch, decision.gain, decision.gain_minimum) == ("candidate", 1.0, 1.0)
-
-
-@pytest.mark.parametrize(
-    ("notation", "message"),
-    [
-        ("GraVAC(100, 10)", "`cf_min` must be at most `cf_max`, but got 100 and 10"),
-        ("GraVAC(0.5, 10)", "`cf_min` must be in [1, 1e+09], but got 0.5"),
-        ("GraVAC(10, 100, epsilon=0)", "`epsilon` must be in (0, 1], but got 0"),
-        ("GraVAC(10, 100, epsilon=1.1)", "`epsilon` must be in (0, 1], but got 1.1"),
-        ("GraVAC(10, 100, omega=0)", "`omega` must be in (0, 1], but got 0"),
-        ("GraVAC(10, 100, window=0)", "`window` must be an integer of at least 1, but got 0"),
-        ("GraVAC(10, 100, policy='linear')", "`policy` must be one of exponential, geometric, but got 'linear'"),
-        ("GraVAC(10, 100, select='best')", "`select` must be one of exact, sampled, bisect, random, but got 'best'"),
-        ("GraVAC(10, 100, gain='norm')", "`gain` must be one of fed, raw, folded, but got 'norm'"),
-        ("GraVAC(10, 100, settle=-1)", "`settle` must be an integer of at least 0, but got -1"),
-        ("GraVAC(10, 100, ewma_alpha=2)", "`ewma_alpha` must be in (0, 1], but got 2"),
-        (
-            "GraVAC(10, 100, select='random', values=Quantize(4))",
-            "`values` must be Identity with `select='random'`, whose values are summed",
-        ),
-        ("GraVAC(10)", "missing a required argument: 'cf_max'"),
-    ],
-)
-def test_bad_settings_of_gravac_are_refused(notation: str, message: str) -> None:
-    with pytest.raises(ValueError) as error:
-        parse_replica_method(notation)
-    assert message in str(error.value)

@@ -7,82 +7,23 @@ import pytest
 import torch
 from codec_variants import normal
 from engines import start, weights
-from pipelines import REPLICAS, TIED
+from pipelines import REPLICAS
+from replica_laws import keeps_all_laws_of_local_steps
 from replica_variants import LOCAL, SHAPES, Apart, copy_of, dense_mean, gradients, same_tensors
 
 from raysim.cli.train import exchange_words
 from raysim.codecs.positions import index_bytes
-from raysim.config import ConfigError
-from raysim.pipeline.prepare import prepare
-from raysim.replication import parse_replica_method
-from raysim.replication.blocks import from_blocks, to_blocks
-from raysim.replication.local import LocalSteps
-from raysim.replication.method import agreed
+from raysim.replication.local import from_blocks, to_blocks
 from raysim.training.checkpoint import load_weights
 from raysim.training.train import train
 from raysim.units import format_bytes
 
-local = pytest.mark.parametrize("notation", LOCAL)
-STEPS = 8
 ONE = {"weight": (4, 6)}
 
 
-@local
-def test_notation(notation) -> None:
-    method = parse_replica_method(notation)
-    assert repr(method) == notation
-    assert parse_replica_method(repr(method)) == method
-    assert hash(method) == hash(parse_replica_method(notation))
-
-
-@local
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_replicas_agree_bit_for_bit_after_an_exchange_and_send_nothing_else(notation, count) -> None:
-    team = Apart(notation, count)
-    for step in range(STEPS):
-        held = team.memories
-        results = team.step(step)
-        assert all(result.gradients == {} for result in results)
-        if team.method.part(step) is None:
-            assert team.array_bytes == [0] * count
-            assert all(result.parameters == {} for result in results)
-            assert all(same_tensors(result.memory, one) for result, one in zip(results, held, strict=True))
-        else:
-            assert count == 1 or min(team.array_bytes) > 0
-        known = [agreed(own, memory) for own, memory in zip(team.parameters, team.memories, strict=True)]
-        assert isinstance(team.method, LocalSteps)
-        assert all(same_tensors(one, known[0]) for one in known)
-        if team.method.part(step) is not None:
-            assert all(same_tensors(own, known[0]) for own in team.parameters)
-
-
-@local
-def test_a_restored_memory_goes_on_bit_for_bit(notation) -> None:
-    one, other = Apart(notation), Apart(notation)
-    for step in range(STEPS):
-        one.step(step), other.step(step)
-        other.restore()
-        for pair in zip((*one.parameters, *one.memories), (*other.parameters, *other.memories), strict=True):
-            assert same_tensors(*pair)
-
-
-@local
-def test_the_memory_is_no_more_than_stated(notation) -> None:
-    team = Apart(notation)
-    for step in range(STEPS):
-        team.step(step)
-    stated = team.method.memory_bytes(SHAPES)
-    held = [sum(x.nbytes for x in memory.values()) for memory in team.memories]
-    assert max(held) <= stated
-    assert min(held) > 0 or stated == 0
-
-
-@local
-def test_parts_repeat_after_a_period(notation) -> None:
-    method = parse_replica_method(notation)
-    parts = [method.part(step) for step in range(3 * method.period)]
-    assert parts == parts[: method.period] * 3
-    assert any(part is not None for part in parts)
+@pytest.mark.parametrize("notation", LOCAL)
+def test_all_laws(notation) -> None:
+    keeps_all_laws_of_local_steps(notation, whole=True)
 
 
 # DiLoCo.
@@ -272,59 +213,3 @@ def test_records_hold_the_steps_without_an_exchange(small, tmp_path) -> None:
         f"{format_bytes(by_step[2] / 3)} a step in the mean."
     )
     assert (run.row["exchange_period"], run.row["exchange_delay"]) == (3, 0)
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        (
-            {**REPLICAS, "replica_gradient": "DiLoCo(4)"},
-            "`replica_gradient` at stage 0: `steps` of DiLoCo(4) must divide the 6 steps of the run, or its last steps would "
-            "never be averaged, but got 4.",
-        ),
-        (
-            {
-                **REPLICAS,
-                "optimizer": {"learning_rate": 0.1, "clip_norm": 0.5},
-                "replica_gradient": ["DiLoCo(3)", "Identity", "DiLoCo(3)"],
-            },
-            "`optimizer.clip_norm` must be left out if replicas diverge at some stages only",
-        ),
-        (
-            {**REPLICAS, **TIED, "replica_gradient": "DiLoCo(3)"},
-            "`replica_gradient` cannot be DiLoCo(3) with parameters that are tied between stages: their copies would diverge.",
-        ),
-        (
-            {**REPLICAS, "replica_gradient": "DiLoCo(3, codec=PowerSGD(31, min_values=16))"},
-            "`rank` must be at most",
-        ),
-    ],
-)
-def test_what_does_not_fit_a_run_is_refused(small, changes, sentence) -> None:
-    with pytest.raises(ConfigError) as error:
-        prepare(small(**changes))
-    assert sentence in str(error.value)
-
-
-@pytest.mark.parametrize(
-    ("notation", "sentence"),
-    [
-        ("DiLoCo(0)", "`steps` must be an integer of at least 1, but got 0"),
-        ("DiLoCo(2, rate=0)", "`rate` must be in (0, 100], but got 0"),
-        ("DiLoCo(2, momentum=1)", "`momentum` must be below 1, or the outer steps do not converge, but got 1"),
-        (
-            "DiLoCo(2, codec=MARINA(Natural))",
-            "`codec` must be a codec, alone or under error feedback, or a replica method that averages gradients only, "
-            "but got MARINA(Natural)",
-        ),
-        ("SparseLoCo(2, kept=0)", "`kept` must be an integer from 1 to 4096, but got 0"),
-        ("SparseLoCo(2, decay=2)", "`decay` must be in [0, 1], but got 2"),
-        ("SparseLoCo(2, values=3)", "`values` must be a codec, but got 3"),
-        ("DiLoCo(2, codec=DiLoCo(2))", "`codec` must be a codec, alone or under error feedback"),
-        ("DiLoCo(2, codec=7)", "`codec` must be a codec, alone or under error feedback"),
-    ],
-)
-def test_bad_settings_are_refused(notation, sentence) -> None:
-    with pytest.raises(ValueError) as error:
-        parse_replica_method(notation)
-    assert sentence in str(error.value)

@@ -137,30 +137,6 @@ def test_error_feedback_matters() -> None:
 
 
 @pytest.mark.parametrize(
-    ("notation", "message"),
-    [
-        ("TopK(0)", "`density` must be in (0, 1], but got 0"),
-        ("Nothing(3)", "Unknown replica method `Nothing`"),
-        ("Gathered(TopK(0.1), min_values=0)", "`min_values` must be an integer of at least 1, but got 0"),
-        ("Gathered(TopK(0.1), warmup=-1)", "`warmup` must be an integer of at least 0, but got -1"),
-        ("Gathered(TopK(0.1), scope='layer')", "`scope` must be one of tensor, stage, but got 'layer'"),
-        ("Gathered(TopK(0.1), seeds='none')", "`seeds` must be one of shared, separate, but got 'none'"),
-        ("Gathered(LowRank(2), scope='stage')", "`scope` must be 'tensor' for LowRank(2), which works on matrices"),
-        ("ErrorFeedback(TopK(0.1), key='sample')", "`key` of replica gradients cannot be 'sample'"),
-        (
-            "ErrorFeedback(RandomK(0.1, unbiased=True))",
-            "`density` of an unbiased RandomK under a memory must be at least 0.5",
-        ),
-        ("AQSGD(Quantize(4))", "Unknown replica method `AQSGD`"),
-    ],
-)
-def test_bad_methods_are_refused(notation: str, message: str) -> None:
-    with pytest.raises(ValueError) as error:
-        parse_replica_method(notation)
-    assert message in str(error.value)
-
-
-@pytest.mark.parametrize(
     ("notation", "momentum", "message"),
     [
         (

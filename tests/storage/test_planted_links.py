@@ -120,7 +120,7 @@ def test_an_output_that_is_a_link_is_refused(tmp_path, victim, target):
     simulated = ["simulate", "digits-cnn", "--device", "A100", "--network", "1gbps", "--json", str(link)]
     outcome = CliRunner().invoke(app, simulated)
     assert outcome.exit_code == 2
-    assert "must be no link" in outcome.output
+    assert "must not be a link" in outcome.output
 
 
 def test_study_and_picture_of_a_screen_follow_no_link_made_while_it_measured(tmp_path, victim):
@@ -155,12 +155,12 @@ def test_scratch_folders_are_private_and_not_taken_over(tmp_path, monkeypatch):
     assert top.stat().st_mode & 0o777 == 0o700
     assert private_folder("x") == top / "x"
     top.chmod(0o755)
-    with pytest.raises(OSError, match="this user's alone"):
+    with pytest.raises(OSError, match="own private folder"):
         private_folder("x")
     top.rmdir()
     (tmp_path / "elsewhere").mkdir(mode=0o700)
     top.symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(OSError, match="this user's alone"):
+    with pytest.raises(OSError, match="own private folder"):
         private_folder("x")
 
 

@@ -21,6 +21,13 @@ DROPOUT = {**GPT, "model": {**GPT["model"], "dropout": 0.2}}
 REPLICAS = {"num_replicas": 2, "num_microbatches": 2}
 SUBSPACE = {**GPT, "model": {**GPT["model"], "subspace": 4}}
 PROJECTED = {**GPT, "model": {**SUBSPACE["model"], "subspace_form": "projected"}}
+MARKED = {
+    "model": {"name": "own_modules:marked"},
+    "data": {"name": "topics", "length": 16, "train_samples": 64, "test_samples": 16},
+    "num_stages": None,
+    "cuts": ["0", "1", "2"],
+}
+SKIPS = {"model": {"name": "own_modules:skipping"}, "num_stages": None, "cuts": ["0", "1", "2"]}
 ADAM = {"optimizer": {"name": "adamw", "learning_rate": 1e-3}}
 
 # torch's ScheduleZBVZeroBubble: backwards in two parts, and on worker 1 two neighbours, which pass packets to themselves
@@ -224,13 +231,13 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
-def fifth(part, names=RUNS):
-    """Return the names of runs as parameters, four of five marked slow; `part`, 0 to 4, says which fifth stays in the fast suite.
+def seventh(part, names=RUNS):
+    """Return the names of runs as parameters, six of seven marked slow; `part`, 0 to 6, says which seventh stays in the fast suite.
 
-    Laws over all runs take different fifths, so that each run is in the fast suite with one law or two.
+    Laws over all runs take different ones, so that each run is in the fast suite with one law or two.
     """
     return [
-        pytest.param(name, marks=() if place % 5 == part else pytest.mark.slow)
+        pytest.param(name, marks=() if place % 7 == part else pytest.mark.slow)
         for place, name in enumerate(RUNS)
         if name in names
     ]

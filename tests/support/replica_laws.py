@@ -10,6 +10,7 @@ import pytest
 import torch
 from replica_variants import (
     SHAPES,
+    Apart,
     Team,
     Variant,
     average,
@@ -23,6 +24,8 @@ from replica_variants import (
 from raysim.codecs import NonFiniteError
 from raysim.pipeline.groups import average_together
 from raysim.replication import parse_replica_method
+from raysim.replication.local import LocalSteps
+from raysim.replication.method import agreed
 
 STEPS = 8
 
@@ -116,3 +119,43 @@ LAWS: tuple[Callable[[Variant], None], ...] = (
 def keeps_all_laws(variant: Variant) -> None:
     for law in LAWS:
         law(variant)
+
+
+def keeps_all_laws_of_local_steps(notation: str, *, whole: bool) -> None:
+    """Of methods whose replicas step by themselves; `whole`: an exchange leaves them with the parameters that they agree on."""
+    method = parse_replica_method(notation)
+    assert repr(method) == notation
+    assert parse_replica_method(repr(method)) == method
+    assert hash(method) == hash(parse_replica_method(notation))
+    for count in (1, 3):
+        one, other, sent = Apart(notation, count), Apart(notation, count), 0
+        by_part: dict[object, list[int]] = {}
+        for step in range(max(STEPS, 3 * method.period)):
+            part, held = method.part(step), one.memories
+            results, _ = one.step(step), other.step(step)
+            if any(other.memories):
+                other.restore()
+            for pair in zip((*one.parameters, *one.memories), (*other.parameters, *other.memories), strict=True):
+                assert same_tensors(*pair)
+            assert all(result.gradients == {} for result in results)
+            assert part == method.part(step % method.period)
+            if part is None:
+                assert one.array_bytes == [0] * count
+                if not method.steps_under_way:
+                    assert all(result.parameters == {} for result in results)
+                    assert all(
+                        same_tensors(result.memory, before) for result, before in zip(results, held, strict=True)
+                    )
+            elif step >= method.period and not notation.startswith("DiLoCoX(2, rank"):  # whose rank adapts
+                assert by_part.setdefault(part, one.array_bytes) == one.array_bytes
+            known = [agreed(own, memory) for own, memory in zip(one.parameters, one.memories, strict=True)]
+            if isinstance(method, LocalSteps):
+                assert all(same_tensors(each, known[0]) for each in known)
+            if whole and part is not None:
+                assert count == 1 or min(one.array_bytes) > 0
+                assert all(same_tensors(own, known[0]) for own in one.parameters)
+            sent += sum(one.array_bytes)
+            stored = [sum(x.nbytes for x in memory.values()) for memory in one.memories]
+            assert max(stored) <= method.memory_bytes(SHAPES)
+        assert (sent > 0) is (count > 1)
+        assert min(stored) > 0 or method.memory_bytes(SHAPES) == 0

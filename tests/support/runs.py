@@ -26,6 +26,14 @@ def same_tables(one: Run, other: Run) -> None:
         assert frames[0].equals(frames[1]), table
 
 
+def break_off(training, steps=1):
+    """Take so many steps, and end the training as an interruption does."""
+    events = training.events()
+    while steps:
+        steps -= next(events).kind == "step"
+    events.close()
+
+
 def kill_at(training, moments):
     """Train, killing one worker with SIGKILL while the step after each of `moments` is under way."""
     moments = dict(moments)

@@ -75,15 +75,6 @@ def server(driver: psutil.Process, name: str) -> psutil.Process | None:
     return next((child for child in driver.children() if child.name() == name), None)
 
 
-def to_server(name: str, number: int) -> Callable[[psutil.Process], None]:
-    """Return the blow that sends a signal to a server of the driver's Ray."""
-
-    def blow(driver: psutil.Process) -> None:
-        server(driver, name).send_signal(number)
-
-    return blow
-
-
 def to_group(driver: psutil.Process) -> None:
     """Send SIGTERM to the driver and then to its group, as `timeout` does."""
     driver.terminate()

@@ -1,106 +1,20 @@
 """A sweep whose driver, trials or Ray's servers are lost; and the dashboards on what it leaves."""
 
 import json
-import math
 import os
-import random
-import signal
 import socket
 import subprocess
 import sys
 import time
 import urllib.request
-from collections import Counter
 
-import optuna
 import pandas as pd
 import pytest
-from optuna.trial import TrialState
-from runs import same_records
-from struck import server, strike, to_group, to_server
-from studies import BASE, write_study
+from studies import write_study
 
-from raysim.analysis import load, replay
-from raysim.records import Run
 from raysim.sweeps.runner import Sweep
 from raysim.sweeps.search import LOST_PROCESSES
 from raysim.sweeps.study_file import read_study
-from raysim.training.train import train
-
-KILLS = 5
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3000)
-def test_kills_of_the_driver_cost_no_trial_and_count_none_twice(tmp_path):
-    base = BASE | {"steps": 60, "checkpoint_every_steps": 10, "optimizer": {"learning_rate": 0.01}}
-    path = write_study(tmp_path, trials=12, base=base, sampler="tpe")
-    out = tmp_path / "out"
-    words = [sys.executable, "-m", "raysim.cli", "sweep", str(path), "--out", str(out)]
-    chance, kills, finishes = random.Random(4), 0, Counter()
-    ended = set()
-    for attempt in range(KILLS + 1):
-        resume = ["--resume"] if (out / "study.toml").is_file() else []
-        sessions = set(out.glob("tune/*"))  # of the last one, which was killed
-        started = subprocess.Popen(
-            [*words, *resume], cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-        )
-        try:
-            if attempt < KILLS:
-                _await_progress(started, out, sessions)
-                time.sleep(chance.uniform(0, 4))
-                started.send_signal(signal.SIGKILL)  # of the driver alone: Ray's processes notice by themselves
-                kills += started.wait() == -signal.SIGKILL
-            else:
-                error = started.communicate(timeout=900)[1]
-                assert started.returncode == 0, error[-3000:]
-        finally:
-            started.kill()
-        frame = pd.read_parquet(out / "trials.parquet")  # readable whatever happened
-        now = {row.trial for row in frame.itertuples() if row.status == "finished"}
-        assert ended <= now
-        finishes.update(now - ended)
-        ended = now
-    assert kills == KILLS
-    frame = pd.read_parquet(out / "trials.parquet").set_index("trial")
-    fresh = frame[frame["same_as"].isna()]
-    assert fresh["status"].tolist() == ["finished"] * 12
-    assert fresh["notation"].nunique() == 12
-    assert set(finishes.values()) == {1}
-    storage = f"sqlite:///{out / 'optuna.db'}"
-    trials = optuna.load_study(study_name="small", storage=storage).trials
-    assert {trial.number for trial in trials} == set(frame.index)
-    priced = replay(load(out), ["100mbps"], split=False).set_index("run")["step_s"]
-    for trial in trials:
-        row = frame.loc[trial.number]
-        assert trial.state == TrialState.COMPLETE
-        told_accuracy, told_step_s = (
-            trial.values
-        )  # the price as it was when the trial ended; the row's is settled at the end
-        assert told_accuracy == row["objective.accuracy_on"]
-        assert 0 < told_step_s < math.inf
-        assert row["settled"]
-        assert row["objective.step_s@100mbps"] == pytest.approx(priced[list(row["runs"])].mean(), rel=1e-12)
-    for number, row in list(fresh.iterrows())[:3]:  # resumed or not, a run is what it would have been
-        study = read_study(path)
-        overrides = {"forward": row["notation"].split()[0].removeprefix("forward=").replace("dense", "Identity")}
-        same_records(
-            Run(out / row["runs"][0]),
-            train(study.config(overrides), engine="inline", out=tmp_path / f"fresh-{number}"),
-        )
-
-
-def _await_progress(started, out, sessions):
-    """Wait until Tune runs a session that is none of `sessions`, and a trial goes on."""
-    deadline = time.monotonic() + 300
-    while time.monotonic() < deadline:
-        assert started.poll() is None, started.stderr.read()[-3000:]
-        if set(out.glob("tune/*")) - sessions:
-            frame = pd.read_parquet(out / "trials.parquet")
-            if "running" in set(frame["status"]):
-                return
-        time.sleep(0.05)
-    raise AssertionError("no trial began")
 
 
 def _served(process, url):
@@ -217,70 +131,3 @@ def test_out_of_memory_node_fails_trials_not_sweep(tmp_path, monkeypatch):
     frame = pd.read_parquet(tmp_path / "out" / "trials.parquet")
     assert frame["status"].tolist() == ["failed"] * 2
     assert frame["error"].str.endswith("killed due to the node running low on memory").all()
-
-
-STUDY = BASE | {"steps": 1000, "checkpoint_every_steps": 100, "evaluate_every_steps": 500}
-WORDS = {signal.SIGKILL: "was ended by SIGKILL", signal.SIGSTOP: "has been stopped for 5 s"}
-
-
-def begun(out, name, phase):
-    """Return whether a phase of a sweep has begun: its server has started, or its second trial goes on."""
-
-    def reached(said, driver):
-        return server(driver, name) is not None and (phase == "start" or any(out.glob("trials/1-s0/parts/steps-*")))
-
-    return reached
-
-
-def sweep_words(tmp_path):
-    path = write_study(tmp_path, trials=3, base=STUDY, engine="inline", jobs=1, objectives=["accuracy_on"])
-    return ["sweep", str(path), "--out", str(tmp_path / "out")]
-
-
-def check_resume(words):
-    """Resume a sweep of three trials, of which one had ended, and check that it is not told again."""
-    done = subprocess.run(
-        [sys.executable, "-m", "raysim.cli", *words, "--resume"],
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "1 of 3 trials had ended before" in done.stderr
-    assert ["trial 0 " in done.stderr, "trial 1: finished" in done.stderr] == [False, True]
-
-
-@pytest.mark.timeout(900)
-@pytest.mark.slow
-def test_sigterm_to_sweep_group_is_interruption_and_old_trials_are_marked(tmp_path):
-    words = sweep_words(tmp_path)
-    struck = strike(words, begun(tmp_path / "out", "raylet", "trial"), to_group)
-    assert struck.left == []
-    assert struck.code == 143
-    last = struck.said.splitlines()[-1]
-    assert last == f"raysim: interrupted. To go on: raysim {' '.join(words)} --resume"
-    assert pd.read_parquet(tmp_path / "out" / "trials.parquet")["status"].tolist() == ["finished", "waiting"]
-    check_resume(words)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "number", "phase"),
-    [
-        ("raylet", signal.SIGKILL, "trial"),
-        ("raylet", signal.SIGSTOP, "start"),
-        ("gcs_server", signal.SIGKILL, "start"),
-        ("gcs_server", signal.SIGSTOP, "trial"),
-    ],
-)
-def test_sweep_without_servers_ends_with_one_sentence(tmp_path, name, number, phase):
-    words = sweep_words(tmp_path)
-    struck = strike(words, begun(tmp_path / "out", name, phase), to_server(name, number))
-    assert struck.left == []
-    assert struck.code == 1
-    last = struck.said.splitlines()[-1]
-    assert last.endswith(f". To go on: raysim {' '.join(words)} --resume")
-    assert phase == "start" or last.startswith(f"raysim: Ray's {name} {WORDS[number]}.")
-    if (name, phase) == ("raylet", "trial"):
-        check_resume(words)

@@ -129,7 +129,7 @@ def test_driver_outside_cluster_gets_instructions(cluster):
     train = "raysim train digits-cnn steps=2 --out run"
     head = f"{cluster.address(HEAD)}:6379"
     sentence = refusal(cluster, train, RAY_ADDRESS=head)
-    assert "but this machine is no node of that cluster. Send a job with `raysim submit`, or make" in sentence
+    assert "but this machine is not a node of that cluster. Send a job with `raysim submit`, or make" in sentence
     assert f"`ray start --address={head} --num-cpus=0`" in sentence
     assert "`raysim submit`" in refusal(cluster, train, RAY_ADDRESS=f"ray://{cluster.address(HEAD)}:10001")
     assert "`raysim submit`" in refusal(cluster, f"raysim sweep quickstart --address {head} --out run")

@@ -66,18 +66,6 @@ LONG = BASE | {"steps": 200, "checkpoint_every_steps": 2}
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1500)
-@pytest.mark.parametrize("kibibytes", [16, 64, 128, 256, 512])
-def test_full_disk_ends_a_sweep_that_resumes(tmp_path, disk, kibibytes):
-    path = write_study(tmp_path, trials=3, base=BASE | {"steps": 20, "checkpoint_every_steps": 2}, engine="inline")
-    disk.resize(f"{kibibytes}k")
-    out = disk.folder / "out"
-    check_refused(sweep(path, out), "No space left on device", "disk is full")
-    disk.resize("64m")
-    check_finishes(path, out)
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("engine", ["inline", "ray"])
 def test_read_only_disk_ends_a_sweep_that_resumes(tmp_path, disk, engine):
@@ -102,24 +90,6 @@ def test_missing_folder_ends_a_sweep_that_resumes(tmp_path):
     shutil.rmtree(out, ignore_errors=True)  # errors: the trial may write while its folder goes
     (tmp_path / "away").rename(out)
     check_finishes(path, out)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("form", ["html", "md"])
-def test_report_on_full_disk_keeps_old_page(tmp_path, disk, report_runs, form):
-    disk.resize("64k")
-    target = disk.folder / ("report.html" if form == "html" else "report")
-    if form == "html":
-        target.write_text("the old page")
-    words = ["report", str(report_runs), "-o", str(target), "--format", form, "--network", "100mbps"]
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 1, done.output
-    assert len(done.stderr.strip().splitlines()) == 1
-    assert "No space left on device" in done.stderr
-    if form == "html":
-        assert target.read_text() == "the old page"
-    disk.resize("64m")
-    assert CliRunner().invoke(app, words).exit_code == 0
 
 
 def test_refusals_and_trial_errors_are_distinguished(tmp_path):

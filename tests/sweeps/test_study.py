@@ -124,14 +124,6 @@ def test_the_notation_is_canonical_and_leaves_out_the_seed(tmp_path):
             "`space`: `density` = 30 is never valid: `forward`: `density` must be in (0, 1], but got 30",
         ),
         (
-            {"symbols": {"density": {"low": 0.1, "high": 1.01}}},
-            "`space`: `density` = 1.01 is never valid: `forward`: `density` must be in (0, 1], but got 1.01",
-        ),
-        (
-            {"symbols": {"density": {"low": 0.0, "high": 0.5}}},
-            "`space`: `density` = 0.0 is never valid: `forward`: `density` must be in (0, 1], but got 0",
-        ),
-        (
             {"objectives": ["los_on"]},
             "Unknown objective `los_on`. Known: loss_on, perplexity_on, accuracy_on,",
         ),
@@ -189,10 +181,6 @@ def test_the_notation_is_canonical_and_leaves_out_the_seed(tmp_path):
             "`params` of the baseline dense must be a point of the space: the space does not use `bits`.",
         ),
         ({"baselines": [{"name": "dense"}]}, "The baseline dense must have exactly one of `params` and `set`."),
-        (
-            {"baselines": [{"name": "dense", "set": {"forward": "Quantize(9)"}}]},
-            "The baseline dense: `forward`: `bits` must be an integer from 1 to 8",
-        ),
         ({"seeds": []}, "`seeds` must"),
         ({"seeds": [1, 1]}, "`seeds` must be different, but 1 occurs twice."),
         ({"seeds": [-1]}, "`seeds.0` must be at least 0, but got -1."),
@@ -238,7 +226,6 @@ def raysim(tmp_path, monkeypatch):
         (["broken.toml"], "broken.toml is not TOML"),
         (["broken.py"], "The study broken.py cannot be imported: ZeroDivisionError: division by zero."),
         (["empty.py"], "empty.py must hold a function `space(trial)` and a dict `study`."),
-        (["small.toml", "--trials", "0"], "`trials` must be at least 1, but got 0."),
         (["quickstart", "--trials", "0"], "`trials` must be at least 1, but got 0."),
         (["small.toml", "--jobs", "0"], "`jobs` must be at least 1, but got 0."),
         (["small.toml", "densty=1"], "Unknown key `densty`."),

@@ -1,10 +1,6 @@
 """Sweeps on a real Ray: what they leave behind, warm stages that remember nothing, and trials that fail."""
 
 import os
-import signal
-import subprocess
-import sys
-import time
 from functools import partial
 from types import SimpleNamespace
 
@@ -280,83 +276,6 @@ def test_trials_are_equal_on_both_engines(ray, tmp_path):
         assert [run.row["engine"] for run in runs] == ["inline", "ray"]
         same_records(*runs)
     assert done["auto"].allocation.share.jobs > done["ray"].allocation.share.jobs
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("moment", ["stage", "trial"])
-def test_lost_processes_cost_no_trial(ray, tmp_path, moment):
-    path = write_study(tmp_path, trials=2, base=BASE | {"steps": 60, "checkpoint_every_steps": 5}, jobs=1, engine="ray")
-    one = Sweep(read_study(path), out=tmp_path / "out")
-    killed = []
-
-    def kill():
-        from ray._private.state import actors
-
-        run = tmp_path / "out" / "trials" / "0-s0" / "checkpoints"
-        if not killed and run.is_dir() and any(run.glob("step-*")):
-            name = "StageActor" if moment == "stage" else "Trainable"  # as Tune calls its class
-            alive = [a for a in actors().values() if a["State"] == "ALIVE" and a["ActorClassName"].endswith(name)]
-            killed.append(alive[0]["Pid"])
-            os.kill(killed[0], signal.SIGKILL)
-
-    from raysim.sweeps import runner
-
-    class Killing(runner.Watch):
-        def on_step_end(self, iteration, trials, **info):
-            super().on_step_end(iteration, trials, **info)
-            kill()
-
-    original, runner.Watch = runner.Watch, Killing  # type: ignore[misc]
-    try:
-        one.run()
-    finally:
-        runner.Watch = original  # type: ignore[misc]
-    assert killed
-    assert [row.status for row in one.rows] == ["finished"] * 2
-    row = Run(tmp_path / "out" / "trials" / "0-s0").row
-    assert (row["restarts"], row["resumed"]) == ((1, 0) if moment == "stage" else (0, 1))
-    fresh = train(one.study.config({"forward": "Identity"}), engine="inline", out=tmp_path / "fresh")
-    same_records(Run(tmp_path / "out" / "trials" / "0-s0"), fresh)
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_in_order_and_a_resume_goes_on(tmp_path):
-    path = write_study(
-        tmp_path, trials=3, base=BASE | {"steps": 400, "checkpoint_every_steps": 10, "evaluate_every_steps": 0}
-    )
-    words = [sys.executable, "-m", "raysim.cli", "sweep", str(path), "--out", "out"]
-    # A shell that runs a suite in the background ignores SIGINT in what it starts; a terminal does not.
-    started = subprocess.Popen(
-        words,
-        cwd=tmp_path,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
-    )
-    try:
-        deadline = time.monotonic() + 200
-        while not list(tmp_path.glob("out/trials/*/checkpoints/step-*")):
-            assert time.monotonic() < deadline
-            assert started.poll() is None, started.stderr.read()
-            time.sleep(0.1)
-        started.send_signal(signal.SIGINT)
-        error = started.communicate(timeout=120)[1]
-    finally:
-        started.kill()
-    assert started.returncode == 130, error
-    assert f"raysim: interrupted. To go on: raysim sweep {path} --out out --resume" in error
-    assert "Traceback" not in error
-    frame = pd.read_parquet(tmp_path / "out" / "trials.parquet")
-    assert set(frame["status"]) <= {"waiting", "finished"}
-    assert Run(tmp_path / "out" / "trials" / "0-s0").status in ("interrupted", "finished")
-    done = subprocess.run([*words, "--resume"], cwd=tmp_path, capture_output=True, text=True, timeout=250)
-    assert done.returncode == 0, done.stderr
-    frame = pd.read_parquet(tmp_path / "out" / "trials.parquet")
-    assert frame["status"].tolist() == ["finished"] * len(frame)
-    assert "The frontier: accuracy_on against step_s@100mbps" in done.stdout
-    run = Run(tmp_path / "out" / "trials" / "0-s0")
-    fresh = train(read_study(path).config({"forward": "Identity"}), engine="inline", out=tmp_path / "fresh")
-    same_records(run, fresh)
 
 
 @pytest.mark.parametrize(

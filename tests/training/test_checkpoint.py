@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,7 @@ from raysim.engine.inline import InlineEngine
 from raysim.pipeline.errors import WorkerLostError
 from raysim.pipeline.state import CheckpointError, pack_tensors, unpack_tensors
 from raysim.training import checkpoint
-from raysim.training.checkpoint import KEPT, Checkpoint, checkpoints, load_weights, write_checkpoint
+from raysim.training.checkpoint import KEPT, Checkpoint, checkpoints, load_weights, newest_whole, write_checkpoint
 from raysim.training.train import train
 
 
@@ -120,73 +122,64 @@ def test_killed_write_leaves_whole_checkpoint_or_none(tmp_path: Path, place: int
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000002", "step-00000004"]  # and tidies up
 
 
-def damage(path: Path, how: str) -> str:
-    """Damage a checkpoint; return what the sentence must say after its path."""
-    file, manifest = path / "worker-1.safetensors", path / "manifest.json"
-    written = "worker-1.safetensors has changed since it was written."
-    match how:
-        case "truncated":
-            file.write_bytes(file.read_bytes()[:-1])
-            return written
-        case "a bit flipped":
-            data = bytearray(file.read_bytes())
-            data[-1] ^= 1
-            file.write_bytes(data)
-            return written
-        case "empty":
-            file.write_bytes(b"")
-            return written
-        case "missing":
-            file.unlink()
-            return "worker-1.safetensors cannot be read ("
-        case "no manifest":
-            manifest.unlink()
-            return "its manifest cannot be read ("
-        case "half a manifest":
-            manifest.write_bytes(manifest.read_bytes()[:50])
-            return "its manifest cannot be read ("
-        case "another manifest":
-            manifest.write_text("[]")
-            return "its manifest cannot be read ("
-        case "a manifest of lists":
-            manifest.write_text('{"format": 2, "files": []}')
-            return "its manifest cannot be read ("
-        case "a manifest without sizes":
-            manifest.write_text('{"format": 2, "files": {"worker-1.safetensors": {}}}')
-            return "its manifest cannot be read ("
-        case "binary manifest":
-            manifest.write_bytes(b"\xff\xfe\x00")
-            return "its manifest cannot be read ("
-    raise AssertionError(how)
-
-
-@pytest.mark.parametrize(
-    "how",
-    [
-        "truncated",
-        "a bit flipped",
-        "empty",
-        "missing",
-        "no manifest",
-        "half a manifest",
-        "another manifest",
-        "a manifest of lists",
-        "a manifest without sizes",
-        "binary manifest",
-    ],
+WORKER, MANIFEST = "worker-1.safetensors", "manifest.json"
+MANIFESTS = (
+    *(b"", b"[]", b"\xff\xfe\x00", b'{"format": 2, "files": ', b"[" * 200_000, b'{"a":' * 200_000),
+    *(b'{"format": 2, "files": %s}' % files for files in (b"[]", b'{"worker-1.safetensors": {}}')),
+    *(
+        b'{"format": 2, "files": {"%s": {"bytes": 1, "sha256": ""}}}' % name
+        for name in (b"../../run.parquet", b"/dev/zero")
+    ),
 )
+DAMAGES: dict[str, tuple[str, Callable[[Path, bytes], object]]] = {  # the file, and what is there in its place
+    "truncated": (WORKER, lambda file, data: file.write_bytes(data[:-1])),
+    "a bit flipped": (WORKER, lambda file, data: file.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))),
+    "empty": (WORKER, lambda file, data: file.write_bytes(b"")),
+    "missing": (WORKER, lambda file, data: None),
+    "a pipe": (WORKER, lambda file, data: os.mkfifo(file)),
+    "no manifest": (MANIFEST, lambda file, data: None),
+    "half a manifest": (MANIFEST, lambda file, data: file.write_bytes(data[:50])),
+    "files elsewhere": (
+        MANIFEST,
+        lambda file, data: file.write_bytes(data.replace(b"worker-", b"../step-00000004/worker-")),
+    ),
+    "a manifest that is a pipe": (MANIFEST, lambda file, data: os.mkfifo(file)),
+    "a manifest without end": (MANIFEST, lambda file, data: file.symlink_to("/dev/zero")),
+    **{
+        f"manifest {text[:50]!r}": (MANIFEST, lambda file, data, text=text: file.write_bytes(text))  # type: ignore[misc]
+        for text in MANIFESTS
+    },
+}
+
+
+@pytest.mark.parametrize("how", DAMAGES)
 def test_a_corrupt_checkpoint_is_refused_in_one_sentence(tmp_path: Path, how: str) -> None:
     write_checkpoint(tmp_path / "checkpoints", 2, parts(2))
     newest = write_checkpoint(tmp_path / "checkpoints", 4, parts(4))
-    said = damage(newest.path, how)
+    name, change = DAMAGES[how]
+    file, data = newest.path / name, (newest.path / name).read_bytes()
+    file.unlink()
+    change(file, data)
     with pytest.raises(CheckpointError) as error:
         newest.parts()
-    assert str(error.value).startswith(f"The checkpoint {newest.path} is corrupt: {said}")
+    said = r"(its manifest cannot be read \(|\S+ has changed since it was written\.|\S+ cannot be read \()"
+    assert re.match(rf"The checkpoint {newest.path} is corrupt: {said}", str(error.value))
     assert str(error.value).endswith(".")
     assert "\n" not in str(error.value)
     with pytest.raises(CheckpointError):
         load_weights(tmp_path)
-    assert same(checkpoints(tmp_path / "checkpoints")[0].parts(), parts(2))  # the one before is there
+    found, kept, errors = newest_whole(tmp_path / "checkpoints", lambda listed: None)
+    assert (found.step, len(errors)) == (2, 1)  # the one before is there
+    assert same(kept, parts(2))
+
+
+@pytest.mark.parametrize(
+    "name", ["step-²", "step-", "step-1e3", f"step-{'9' * 5000}"[:250], "step--1", "step-٣", "step-00x"]
+)
+def test_malformed_folders_are_not_checkpoints(tmp_path: Path, name: str) -> None:
+    write_checkpoint(tmp_path, 2, parts(2))
+    (tmp_path / name).mkdir()
+    assert [found.step for found in checkpoints(tmp_path)] == [2]
 
 
 def test_a_checkpoint_of_another_format_is_refused(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from runs import same_records
+from runs import break_off, same_records
 
 from raysim.config import ConfigError
 from raysim.records import Run
@@ -40,11 +40,7 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("damage")
     config = make_config({**SMALL, **CHANGES})
     whole = train(config, engine="inline", out=folder / "whole")
-    training = Training(config, engine="inline", out=folder / "broken")
-    events = training.events()
-    while next(events).row["step"] != 6:
-        pass
-    events.close()
+    break_off(Training(config, engine="inline", out=folder / "broken"), 7)
     assert [found.step for found in checkpoints(folder / "broken" / "checkpoints")] == [4, 6]
     return config, whole, folder / "broken"
 

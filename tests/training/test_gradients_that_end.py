@@ -67,13 +67,9 @@ def warning(folder, kind, at, *options, stages=2):
 @pytest.mark.parametrize(
     ("kind", "count", "stages", "options"),
     [
-        ("detach", 4, 1, []),
-        ("detach", 4, 2, ["recompute=true"]),
         ("detach", 4, 4, ["schedule=ZBH1"]),
-        ("no_grad", 6, 2, []),
         ("no_grad", 6, 4, ["num_replicas=2"]),
         ("no_grad", 6, 1, ["recompute=true"]),
-        ("data", 4, 4, []),
         ("data", 4, 2, ["schedule=GPipe"]),
     ],
 )

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from raysim import train
-from raysim.config import read_config, recipe_names
+from raysim.config import read_config
 from raysim.network.memory import check_memory
 from raysim.pipeline.prepare import prepare
 from raysim.pipeline.stage_memory import stage_memories
@@ -49,22 +49,6 @@ def gpt2(tmp_path_factory):
     for name in ("train", "valid", "test"):
         (text / f"{name}.txt").write_text("\n".join(f"line {number} of the {name} text" for number in range(300)))
     return model, text
-
-
-def test_every_recipe_has_a_test():
-    assert set(recipe_names()) == {
-        "digits-cnn",
-        "addition-gpt",
-        "topics-gpt",
-        "resnet18-cifar10",
-        "resnet18-cifar10-m4",
-        "gpt2-wikitext2",
-        "resnet101-cifar10",
-        "vgg16-cifar100",
-        "topics-lstm",
-        "optimus-cc",
-        "hf",
-    }
 
 
 @pytest.mark.parametrize("recipe", ["resnet18-cifar10", "resnet18-cifar10-m4"])

@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from raysim.workloads.data import load_data
 
@@ -24,18 +23,10 @@ print([name for name in ("sklearn", "scipy", "pandas", "ray", "numba") if name i
     assert done.stdout == "[]\n", done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("command", ["findings", "report", "replay"])
-def test_a_folder_without_runs_is_refused_before_pandas_is_imported(command, tmp_path):
-    code = f"""
-import sys
-from pathlib import Path
-from raysim.cli import app
-status = app([{command!r}, {str(tmp_path)!r}, "--network", "100mbps"], standalone_mode=False)
-print(status, [name for name in ("pandas", "scipy", "torch", "ray", "numba") if name in sys.modules])
-"""
+def test_a_trial_does_not_import_the_compiler_of_torch():
+    code = "import sys, raysim.sweeps.trial, raysim.probing, raysim.nn; print('torch._dynamo' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.stdout == "2 []\n", done.stdout + done.stderr
-    assert f"There is no run in {tmp_path}: " in done.stderr
+    assert done.stdout == "False\n", done.stdout + done.stderr
 
 
 def test_digits_equal_scikit_learn():

@@ -1,7 +1,6 @@
 """A run from end to end: its records, its resumption after any death, and the effect of every setting."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -9,14 +8,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import killed
 import numpy as np
 import pytest
 import torch
 from config_fields import FIELD_CHANGES
 from configurations import SMALL
-from pipelines import DROPOUT, REPLICAS, RUNS
-from runs import same_records
+from pipelines import DROPOUT, RUNS
+from runs import break_off, same_records
 
 from raysim import Run, load_weights, train
 from raysim.cli.train import show_run
@@ -112,12 +110,7 @@ def test_divergence_in_last_step_is_found_by_evaluation(small, tmp_path):
 def test_an_interrupted_run_resumes_to_the_same_bits(small, tmp_path, stop_after):
     config = small(**RUNS["feedback"], steps=6, evaluate_every_steps=2)
     whole = train(config, engine="inline", out=tmp_path / "whole")
-    training = Training(config, engine="inline", out=tmp_path / "broken")
-    events = training.events()
-    steps = 0
-    while steps < stop_after:
-        steps += next(events).kind == "step"
-    events.close()
+    break_off(Training(config, engine="inline", out=tmp_path / "broken"), stop_after)
     broken = Run(tmp_path / "broken")
     assert broken.status == "interrupted"
     assert broken.steps["step"].tolist() == list(range(stop_after))
@@ -134,10 +127,7 @@ def test_resume_with_changed_options_is_reported(small, tmp_path, monkeypatch, r
         del training._row["cpu_capability"]
     else:
         training._row |= {"cpu_capability": recorded, "cpu": "Xeon"}
-    events = training.events()
-    while next(events).kind != "step":
-        pass
-    events.close()
+    break_off(training)
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     resumed = Training(small(), engine="inline", out=tmp_path / "run", resume=True)
     warnings = [event.row["reason"] for event in resumed.events() if event.kind == "warning"]
@@ -152,10 +142,7 @@ def test_resume_with_changed_options_is_reported(small, tmp_path, monkeypatch, r
 
 
 def test_another_configuration_is_not_resumed(small, tmp_path):
-    training = Training(small(), engine="inline", out=tmp_path / "run")
-    events = training.events()
-    next(events)
-    events.close()
+    break_off(Training(small(), engine="inline", out=tmp_path / "run"))
     with pytest.raises(ConfigError) as caught:
         train(small(seed=1), engine="inline", out=tmp_path / "run", resume=True)
     assert str(caught.value) == "`seed` must be 0, as in the run to resume, but got 1."
@@ -254,89 +241,6 @@ def test_every_field_changes_the_run(observed, field):
     assert one[change.changes] != other[change.changes]
 
 
-def killed_driver(arguments, after_step, folder):
-    """Start a run as a process of its own and kill it with SIGKILL once its records reach a step."""
-    process = subprocess.Popen([*COMMAND, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 120
-    try:
-        while not any(c.step >= after_step for c in checkpoints(folder / "checkpoints")):
-            assert process.poll() is None, process.stderr.read().decode()
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        os.kill(process.pid, signal.SIGKILL)
-    finally:
-        process.kill()
-        process.wait()
-        process.stderr.close()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("engine", ["inline", "ray"])
-def test_a_killed_driver_resumes_to_the_same_bits(tmp_path, engine):
-    """With Ray, its servers notice that their driver is gone and end by themselves."""
-    settings = [
-        "digits-cnn",
-        "steps=400",
-        "forward=EF21(TopK(0.2))",
-        "checkpoint_every_steps=20",
-        "evaluate_every_steps=50",
-    ]
-    folder = tmp_path / "killed"
-    killed_driver([*settings, "--engine", engine, "--out", str(folder)], 60, folder)
-    assert Run(folder).status == "killed"
-    resumed = subprocess.run(
-        [*COMMAND, *settings, "--engine", engine, "--out", str(folder), "--resume"],
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert resumed.returncode == 0, resumed.stderr
-    whole = train(*settings, engine="inline", out=tmp_path / "whole")
-    same_records(Run(folder), whole)
-
-
-# Every memory and method that came later, by the names of `RUNS`, and one that has none there.
-KILLED = {
-    **{
-        name: RUNS[name]
-        for name in (
-            "replicas-local",  # DiLoCo, DeMo, SparseLoCo
-            "replicas-apart",  # StreamingDiLoCo, SPARTA
-            "look-ahead",
-            "stashed",
-            "double-buffered",
-            "pipemare",
-            "predicted",
-            "replicas-differ",
-            "subspace",
-            "replicas-subspace",
-            "replicas-projected",
-        )
-    },
-    "muloco": {**REPLICAS, "optimizer": {"name": "muon"}, "replica_gradient": "MuLoCo(2, codec=EF21(TopK(0.1)))"},
-}
-
-
-@pytest.fixture(scope="module")
-def killed_runs(tmp_path_factory):
-    """Return the folder of runs of `KILLED`, each killed in its fourth step, after a checkpoint of two."""
-    folder = tmp_path_factory.mktemp("killed")
-    values = {name: SMALL | changes for name, changes in KILLED.items()}
-    command = [sys.executable, killed.__file__, str(folder)]
-    subprocess.run(command, input=json.dumps(values), text=True, check=True, timeout=300)
-    return folder
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", KILLED)
-def test_a_run_killed_in_a_step_resumes_to_the_same_bits(small, tmp_path, killed_runs, name):
-    config = small(**KILLED[name])
-    assert Run(killed_runs / name).status == "killed"
-    assert max(each.step for each in checkpoints(killed_runs / name / "checkpoints")) == 2
-    resumed = train(config, engine="inline", out=killed_runs / name, resume=True)
-    same_records(resumed, train(config, engine="inline", out=tmp_path / "whole"))
-
-
 def test_ctrl_c_ends_cleanly_and_prints_resume_command(tmp_path):
     folder = tmp_path / "run"
     process = subprocess.Popen(
@@ -385,30 +289,6 @@ def test_another_schedule_in_the_same_file_is_not_resumed(small, tmp_path):
     file.write_text(rows_to_csv(OneFOneB().rows(3, 4)))
     resumed = train(small(**changes), engine="inline", out=tmp_path / "run", resume=True)
     same_records(resumed, train(small(), engine="inline", out=tmp_path / "whole"))
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence"),
-    [
-        ({"schedule": "Interleaved1F1B(2)"}, "`num_stages` must be a multiple of `stages_per_worker` (2), but got 3."),
-        (
-            {"schedule": "Interleaved1F1B(1)"},
-            "`num_microbatches` must be a multiple of the number of workers (3) for Interleaved1F1B(1), but got 4.",
-        ),
-    ],
-)
-def test_a_schedule_that_does_not_fit_is_refused(small, tmp_path, change, sentence):
-    with pytest.raises(ConfigError) as caught:
-        train(small(**change), engine="inline", out=tmp_path / "run")
-    assert str(caught.value) == sentence
-    assert not (tmp_path / "run").exists()
-
-
-def test_a_custom_schedule_that_deadlocks_is_refused(small, tmp_path):
-    file = tmp_path / "rows.csv"
-    file.write_text("0F0,0B0\n1B0,1F0\n")
-    with pytest.raises(ConfigError, match=r"^`?.*The schedule deadlocks: 0B0 waits for 1B0; 1B0 waits for 1F0"):
-        small(schedule=f"Custom({str(file)!r})")
 
 
 def test_warning_suggests_key_of_its_direction():

@@ -11,7 +11,6 @@ from engines import start, weights
 from torch import nn
 
 from raysim.config import ConfigError, read_config
-from raysim.training.run import Training
 from raysim.training.train import train
 from raysim.workloads.bottleneck import with_bottleneck
 from raysim.workloads.data import DataShape
@@ -189,16 +188,3 @@ def test_shapes_and_names_that_do_not_fit_are_refused():
     taken.add_module("a_encoder", nn.Linear(8, 10))
     with pytest.raises(ValueError, match="adds a layer `a_encoder`, but the model has one of that name"):
         partition(taken, DataShape((8,), "float32", 10), cuts=["a"], batch=2, bottleneck=2)
-
-
-def test_resumed_run_has_same_layers(small, tmp_path):
-    config = small(bottleneck=2, forward="ErrorFeedback(TopK(0.3))", steps=4)
-    whole = train(config, engine="inline", out=tmp_path / "whole")
-    events = Training(config, engine="inline", out=tmp_path / "broken").events()
-    steps = 0
-    while steps < 3:
-        steps += next(events).kind == "step"
-    events.close()
-    resumed = train(config, engine="inline", out=tmp_path / "broken", resume=True)
-    assert resumed.row["resumed"] == 1
-    assert resumed.steps["loss"].tolist() == whole.steps["loss"].tolist()

@@ -8,31 +8,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
+from loading import everything, load, refusal
+from runs import break_off
 
 from raysim.config import ConfigError, read_config
 from raysim.training.train import train
-from raysim.workloads.data import load_data
 from raysim.workloads.splits import digest_of
 
 
 @pytest.fixture(autouse=True)
 def cache_here(tmp_path, monkeypatch):
     monkeypatch.setenv("RAYSIM_CACHE", str(tmp_path / "cache"))
-
-
-def load(name, **options):
-    return load_data(name, {key: str(value) if key == "path" else value for key, value in options.items()}, seed=0)
-
-
-def refusal(call):
-    with pytest.raises(ValueError) as caught:
-        call()
-    return str(caught.value)
-
-
-def everything(split):
-    ids = np.arange(len(split))
-    return split.inputs(ids, 0, 0, False), split.targets(ids)
 
 
 # Labels
@@ -328,11 +314,7 @@ def test_run_is_not_resumed_with_changed_data(tmp_path):
     config = read_config("topics-gpt", [*keys, "model.num_blocks=2", "checkpoint_every_steps=2", "grace_s=60"])
     from raysim.training.run import Training
 
-    training = Training(config, out=tmp_path / "run", engine="inline")
-    events = training.events()
-    while next(events).kind != "step":
-        pass
-    events.close()
+    break_off(Training(config, out=tmp_path / "run", engine="inline"))
     file.write_text(WORDS.replace("line", "land"))
     with pytest.raises(ConfigError, match=r"`data` must have the samples of run .*, but they have changed since\."):
         train(config, out=tmp_path / "run", engine="inline", resume=True)

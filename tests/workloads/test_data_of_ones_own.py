@@ -11,30 +11,15 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 import torch
+from loading import everything, load, refusal
 
 from raysim.workloads import splits
-from raysim.workloads.data import load_data
 
 
 @pytest.fixture(autouse=True)
 def cache_here(tmp_path, monkeypatch):
     monkeypatch.setenv("RAYSIM_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
-
-
-def load(name, **options):
-    return load_data(name, options, seed=0)
-
-
-def everything(split):
-    ids = np.arange(len(split))
-    return split.inputs(ids, 0, 0, False), split.targets(ids)
-
-
-def refusal(call):
-    with pytest.raises(ValueError) as caught:
-        call()
-    return str(caught.value)
 
 
 def alike(one, other):

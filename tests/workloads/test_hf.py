@@ -499,9 +499,7 @@ def test_tokenizer_models_refuse_byte_data(tmp_path):
         if count == 256:  # the data may be read by it
             assert len(hf(by_bytes, path=str(tmp_path))) > 1
             continue
-        with pytest.raises(
-            ValueError, match=r"read by bytes, but .* Set `data\.tokenizer=.*`, of data that have this key\.$"
-        ):
+        with pytest.raises(ValueError, match=r"read as bytes, but .* Add `data\.tokenizer=.*`\.$"):
             hf(by_bytes, path=str(tmp_path))
         assert len(hf(TEXT._replace(num_classes=300), path=str(tmp_path))) > 1
 

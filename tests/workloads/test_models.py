@@ -386,13 +386,3 @@ def test_a_wrong_model_is_refused(name, options, shape, message):
     with pytest.raises(ValueError) as error:
         build_model(name, options, shape, seed=0)
     assert message in str(error.value)
-
-
-def test_every_model_has_a_test():
-    assert set(MODELS) == {
-        *SMALL,
-        "gpt2",
-        "hf",
-        "resnet101",
-        "vgg16",
-    }  # `hf` in test_hf, the last two in tests of recipes

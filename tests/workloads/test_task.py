@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from loading import refusal
 from sklearn import metrics as sk
 from torch.nn import functional as F
 
@@ -176,12 +177,6 @@ def test_harm_and_skill_follow_measure_direction(measure):
 
 
 # What does not fit
-
-
-def refusal(call):
-    with pytest.raises(ValueError) as caught:
-        call()
-    return str(caught.value)
 
 
 def test_a_loss_or_metric_that_does_not_fit_the_data_is_refused():

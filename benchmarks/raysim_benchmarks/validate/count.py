@@ -51,7 +51,7 @@ class CableBytes(NamedTuple):
         sent = (
             f"{self.packets} packets of {self.wire_bytes / self.packets:,.0f} bytes" if self.packets else "no packets"
         )
-        beside = f"{self.beside_packet:,.0f} bytes beside a packet and " if self.packets else ""
+        beside = f"{self.beside_packet:,.0f} bytes of overhead per packet and " if self.packets else ""
         return (
             f"{self.hosts} hosts, {self.codec}, {self.source} -> {self.target}: {sent} a step; the cable carried "
             f"{self.cable_bytes:,.0f} bytes: {beside}{self.beside_step:,.0f} a step of {self.seconds:.2f} s"

@@ -1,7 +1,6 @@
 """Rows sent by `raysim.codecs.rotated` in numba, one row at a time in the L1 cache.
 
-A transform of 64 values takes six equal steps: sums of neighbours to the first half, differences to the second. Magnitudes are
-integers, so that sums do not depend on their order.
+Rotated values and levels are integers, so that sums do not depend on their order.
 """
 
 from __future__ import annotations
@@ -15,13 +14,14 @@ from numba import njit
 from raysim.codecs.codec import cast_saturating
 from raysim.codecs.kernels import empty, in_parts, opened
 from raysim.codecs.kernels.packing import pack_block, unpack_block
-from raysim.codecs.kernels.words import greater_64, trailing_zeros
+from raysim.codecs.kernels.words import greater_64, hadamard_64, trailing_zeros
 from raysim.codecs.rotated import CELL, CELLS, FIXED, LEVELS, TILE, UNIT, code_of_cell, factors
 
 _MAGNITUDE = np.int32(0x7FFFFFFF)
 _INFINITY = np.int32(0x7F800000)
 _16, _23 = np.int32(16), np.int32(23)
 _NONE, _HALVED = np.int32(-1), np.int32(1 << 23)  # below all magnitudes; what halves a magnitude if subtracted
+_LOWER = np.int64(0x7FFFFFFF)
 _GREATEST = np.float32(3.4028234663852886e38)
 _FIXED, _LAST, _CELLS, _31 = np.float32(FIXED), np.float32(CELLS - 1), np.int32(CELLS), np.int32(31)
 
@@ -56,14 +56,16 @@ def decode_rows(codes, scales, values, positions, center, form, dtype, error):
     """Return the flat tensor of a packet's arrays; raises `error`."""
     out = empty(form.rows * form.width, np.float32)
     arrays = opened(codes.numpy()), *(opened(array.view(torch.int16).numpy()) for array in (scales, values))
-    levels = np.array(LEVELS[form.bits], np.float32) / UNIT
+    levels = np.array(LEVELS[form.bits], np.int32)
     levels, at = np.concatenate([levels, -levels]), opened(positions.to(torch.int32).numpy())
+
+    per_level = factors(form.width) / np.float32(UNIT)
 
     def part(start, stop):
         first, last = start // form.width, stop // form.width
         sent = arrays[0][first * form.row_bytes : last * form.row_bytes], arrays[1][first:last]
         kept = (array[first * form.kept : last * form.kept] for array in (arrays[2], at))
-        return _decode(*sent, *kept, form.bits, form.kept, levels, factors(form.width), center.numpy(), out[start:stop])
+        return _decode(*sent, *kept, form.bits, form.kept, levels, per_level, center.numpy(), out[start:stop])
 
     if not all(in_parts(part, form.rows * form.width, form.width)):
         raise error
@@ -71,33 +73,14 @@ def decode_rows(codes, scales, values, positions, center, form, dtype, error):
 
 
 @njit(cache=True, nogil=True)
-def _step(source, target):
-    """Write the sums of neighbours, then their differences."""
-    half = len(source) // 2
-    sums, differences = target[:half], target[half:]
-    for i in range(half):
-        left, right = source[2 * i], source[2 * i + 1]
-        sums[i] = left + right
-        differences[i] = left - right
-
-
-@njit(cache=True, nogil=True)
-def _step_back(source, target):
-    """Write the sums and the differences of the two halves, alternating."""
-    half = len(source) // 2
-    first, second = source[:half], source[half:]
-    for i in range(half):
-        left, right = first[i], second[i]
-        target[2 * i] = left + right
-        target[2 * i + 1] = left - right
-
-
-@njit(cache=True, nogil=True)
-def _turn_tail(row, start):
-    """Multiply the tiles after the whole ones by their unnormalised Hadamard matrices."""
+def _turn(row):
+    """Multiply each tile by its unnormalised Hadamard matrix."""
+    whole = len(row) - len(row) % TILE
+    for start in range(0, whole, TILE):
+        hadamard_64(row, start)
     half = 1
-    while half < TILE:
-        for pair in range(start, len(row) - 2 * half + 1, 2 * half):
+    while half < TILE and whole < len(row):
+        for pair in range(whole, len(row) - 2 * half + 1, 2 * half):
             for i in range(pair, pair + half):
                 left, right = row[i], row[i + half]
                 row[i] = left + right
@@ -106,50 +89,25 @@ def _turn_tail(row, start):
 
 
 @njit(cache=True, nogil=True)
-def _turn(row, spare):
-    """Transform the whole tiles: coefficient c of tile t of n is written to n c + t."""
-    for _ in range(3):
-        _step(row, spare)
-        _step(spare, row)
-
-
-@njit(cache=True, nogil=True)
-def _turn_back(row, spare):
-    """Undo `_turn`, except for a factor of 64."""
-    for _ in range(3):
-        _step_back(row, spare)
-        _step_back(spare, row)
-
-
-@njit(cache=True, nogil=True)
-def _insert(best, at, magnitude, position):
-    """Insert a magnitude above the last into the decreasing `best`, after its equals."""
-    i = len(best) - 1
-    while i > 0 and best[i - 1] < magnitude:
-        best[i] = best[i - 1]
-        at[i] = at[i - 1]
-        i -= 1
-    best[i] = magnitude
-    at[i] = position
-
-
-@njit(cache=True, nogil=True)
-def _find_largest(bits, floor, best, at):
-    """Write the largest magnitudes of `bits`, which has a multiple of 64 elements, and their positions.
+def _find_largest(bits, floor, best):
+    """Write the largest magnitudes of `bits`, which has a multiple of 64 elements, in decreasing order: magnitude 2^32 + 2^31 - 1 - i.
 
     Returns whether all are above `floor`; with a high one few values have to be inserted.
     """
-    best[:] = floor
+    best[:] = np.int64(floor) << 32
     last = len(best) - 1
     for start in range(0, len(bits), 64):
-        word = greater_64(bits, start, _MAGNITUDE, best[last])
+        word = greater_64(bits, start, _MAGNITUDE, np.int32(best[last] >> 32))
         while word:
             i = start + np.int64(trailing_zeros(word))
             word &= word - np.uint64(1)
-            magnitude = bits[i] & _MAGNITUDE
-            if magnitude > best[last]:
-                _insert(best, at, magnitude, i)
-    return best[last] > floor
+            key = np.int64(bits[i] & _MAGNITUDE) << 32 | (_LOWER - i)
+            if key > best[last]:
+                for place in range(len(best)):
+                    larger = max(best[place], key)
+                    key = min(best[place], key)
+                    best[place] = larger
+    return best[last] >> 32 > floor
 
 
 @njit(cache=True, nogil=True, inline="always")
@@ -190,11 +148,11 @@ def _find_cells(fixed, cells_per_unit, cells):
 
 
 @njit(cache=True, nogil=True)
-def _code(cells, stride, table, codes):
-    """Write the codes of every `stride`th cell; return the sum of their levels. An entry of `table` is level * 256 + code."""
+def _code(cells, table, codes):
+    """Write the code of each cell; return the sum of their levels. An entry of `table` is level * 256 + code."""
     levels = np.int64(0)
-    for i in range(len(codes)):
-        entry = table[np.uint64(cells[np.uint64(i * stride)])]
+    for i in range(len(cells)):
+        entry = table[cells[i]]
         codes[i] = entry & 255
         levels += entry >> 8
     return levels
@@ -204,36 +162,33 @@ def _code(cells, stride, table, codes):
 def _encode(x, bits, center, factors, table, codes, scales, values, positions):
     """Write the codes, scales, and kept values and positions of rows; return whether all are finite."""
     width, kept = x.shape[1], values.shape[1]
-    tiles = width // TILE
-    whole, padded = tiles * TILE, (width + 63) // 64 * 64
+    padded = (width + 63) // 64 * 64
     row = np.zeros(padded, np.float32)
     patterns = row.view(np.int32)
-    fixed, spare, cells = np.empty(width, np.int32), np.empty(whole, np.int32), np.empty(width, np.int32)
+    fixed, cells = np.empty(width, np.int32), np.empty(width, np.uint8)
     narrow, words, bytes_ = np.zeros(padded, np.uint8), np.empty(padded // 8, np.uint64), np.empty(padded + 8, np.uint8)
-    best, at = np.empty(kept + 1, np.int32), np.empty(kept + 1, np.int64)
+    best, least = np.empty(kept + 1, np.int64), _MAGNITUDE
     row_bytes = (width * bits + 7) // 8
-    best[kept] = _MAGNITUDE
     for number in range(len(x)):
         _subtract(x[number], center, row)
         row[width:] = 0
-        if not _find_largest(patterns, best[kept] - _HALVED, best, at):  # a row mostly resembles the one before
-            _find_largest(patterns, _NONE, best, at)
-        if best[0] >= _INFINITY:
+        if not _find_largest(patterns, least - _HALVED, best):  # a row mostly resembles the one before
+            _find_largest(patterns, _NONE, best)
+        if best[0] >> 32 >= _INFINITY:
             return False
         for i in range(kept):
-            values[number, i] = _bfloat16(row[at[i]])
-            positions[number, i] = at[i]
-            row[at[i]] = 0
-        power = np.int32(max(np.int32(254) - (best[kept] >> _23), np.int32(1)) << _23).view(np.float32)
+            at = _LOWER - (best[i] & _LOWER)
+            values[number, i] = _bfloat16(row[at])
+            positions[number, i] = at
+            row[at] = 0
+        least = np.int32(best[kept] >> 32)
+        power = np.int32(max(np.int32(254) - (least >> _23), np.int32(1)) << _23).view(np.float32)
         _fix(row, power, factors, fixed)
-        _turn(fixed[:whole], spare)
-        _turn_tail(fixed, whole)
+        _turn(fixed)
         total = np.float64(_total(fixed))
         cells_per_unit = np.float32(CELL * width / 1.25 / total) if total else np.float32(0)
         _find_cells(fixed, cells_per_unit, cells)
-        levels = _code(cells[whole:], 1, table, narrow[whole:width])
-        for tile in range(tiles):
-            levels += _code(cells[tile:whole], tiles, table, narrow[tile * TILE : (tile + 1) * TILE])
+        levels = _code(cells, table, narrow)
         scale = total / np.float64(levels) * (np.float64(UNIT / FIXED) / np.float64(power))
         scales[number] = _bfloat16(min(scale, np.float64(_GREATEST)))
         pack_block(narrow, bits, words, bytes_, codes[number * row_bytes : (number + 1) * row_bytes])
@@ -241,16 +196,16 @@ def _encode(x, bits, center, factors, table, codes, scales, values, positions):
 
 
 @njit(cache=True, nogil=True)
-def _look_up(codes, levels, stride, row):
-    """Write the levels of codes to every `stride`th value."""
-    for i in range(len(codes)):
-        row[np.uint64(i * stride)] = levels[codes[i]]
+def _look_up(codes, levels, row):
+    """Write the levels of codes."""
+    for i in range(len(row)):
+        row[i] = levels[codes[i]]
 
 
 @njit(cache=True, nogil=True)
 def _store(row, factors, scale, center, out):
     for i in range(len(out)):
-        value = min(max(row[i] * factors[i] * scale, -_GREATEST), _GREATEST)
+        value = min(max(np.float32(row[i]) * factors[i] * scale, -_GREATEST), _GREATEST)
         out[i] = min(max(value + center[i], -_GREATEST), _GREATEST)
 
 
@@ -263,9 +218,8 @@ def _float(pattern):
 def _decode(packed, scales, values, positions, bits, kept, levels, factors, center, out):
     """Write the values of rows; return whether the packet is valid."""
     width, row_bytes = len(factors), (len(factors) * bits + 7) // 8
-    tiles, padded = width // TILE, (width + 63) // 64 * 64
-    whole = tiles * TILE
-    codes, row, spare = np.zeros(padded, np.uint8), np.empty(width, np.float32), np.empty(whole, np.float32)
+    padded = (width + 63) // 64 * 64
+    codes, row = np.zeros(padded, np.uint8), np.empty(width, np.int32)
     words, bytes_ = np.empty(padded // 8, np.uint64), np.empty(padded + 8, np.uint8)
     for i in range(width):
         if not abs(center[i]) <= _GREATEST:
@@ -275,11 +229,8 @@ def _decode(packed, scales, values, positions, bits, kept, levels, factors, cent
         if not 0 <= scale <= _GREATEST:
             return False
         unpack_block(packed[number * row_bytes : (number + 1) * row_bytes], bits, words, bytes_, codes)
-        _look_up(codes[whole:width], levels, 1, row[whole:])
-        for tile in range(tiles):
-            _look_up(codes[tile * TILE : (tile + 1) * TILE], levels, tiles, row[tile:whole])
-        _turn_back(row[:whole], spare)
-        _turn_tail(row, whole)
+        _look_up(codes, levels, row)
+        _turn(row)
         target = out[number * width : (number + 1) * width]
         _store(row, factors, scale, center, target)
         for i in range(number * kept, (number + 1) * kept):

@@ -55,6 +55,28 @@ at_least_64 = _compare_64(">=")
 greater_64 = _compare_64(">")
 
 
+@intrinsic
+def hadamard_64(typingctx, array, start):
+    """Multiply 64 values of an array by the unnormalised Hadamard matrix, in place, without bounds checks."""
+    element = array.dtype
+
+    def codegen(context, builder, signature, arguments):
+        data, index = arguments
+        vector, lanes = ir.VectorType(context.get_value_type(element), 64), ir.VectorType(ir.IntType(32), 64)
+        pointer = builder.gep(context.make_array(signature.args[0])(context, builder, data).data, [index])
+        pointer = builder.bitcast(pointer, vector.as_pointer())
+        values, none = builder.load(pointer, align=element.bitwidth // 8), ir.Constant(vector, ir.Undefined)
+        for step in (32, 16, 8, 4, 2, 1):
+            partners = builder.shuffle_vector(values, none, ir.Constant(lanes, [i ^ step for i in range(64)]))
+            sums, differences = builder.add(values, partners), builder.sub(partners, values)
+            chosen = [i + 64 if i & step else i for i in range(64)]
+            values = builder.shuffle_vector(sums, differences, ir.Constant(lanes, chosen))
+        builder.store(values, pointer, align=element.bitwidth // 8)
+        return context.get_dummy_value()
+
+    return (types.void(array, types.intp), codegen) if isinstance(element, types.Integer) else None
+
+
 def _of_word(build):
     """Make an intrinsic from uint64 to uint64, with the instruction appended by `build`."""
 

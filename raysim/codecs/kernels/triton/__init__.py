@@ -34,7 +34,7 @@ def blocks(count: int, size: int) -> int:
 
 
 def next_power_of_two(count: int) -> int:
-    """Return the smallest power of two of at least `count` and 1."""
+    """Return the smallest power of two that is at least `count`."""
     return 1 << max(0, count - 1).bit_length()
 
 

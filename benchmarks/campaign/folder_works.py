@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from configurations import SMALL
-from runs import MEASURED
+from runs import MEASURED, break_off
 from studies import BASE, write_study
 
 from raysim import analysis
@@ -137,10 +137,7 @@ WRITERS = ("train", "resume", "sweep", "resume-sweep", "confirm")
 
 
 def _interrupted() -> dict[str, Any]:
-    events = Training(make_config(CONFIG), out="run", engine="inline").events()
-    while next(events).row.get("step") != 3:
-        pass
-    events.close()
+    break_off(Training(make_config(CONFIG), out="run", engine="inline"), 4)
     return {}
 
 
