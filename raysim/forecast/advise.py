@@ -208,6 +208,7 @@ def _check(job: Job, own: HostLayout, networks: Sequence[Network], tried: Sequen
             f"{job.model.name} needs {format_bytes(need)} for weights, gradients and Adam ({STATE_BYTES} bytes for each of "
             f"{job.model.num_parameters:.3g} parameters), but {fleet!r} has {format_bytes(have)}: {larger} would hold it."
         )
+    job.profile(Proposal(own))  # the schedule accepts the number of microbatches
 
 
 def _pipeline(job: Job) -> HostLayout:
@@ -224,10 +225,17 @@ def _others(job: Job, own: HostLayout) -> list[HostLayout]:
     layouts += [HostLayout(1, hosts, FSDP(hosts, reshard_after)) for reshard_after in ("forward", "step")]
     layouts += [HostLayout(hosts // 2, 2)] if hosts % 2 == 0 and hosts > 2 else []
     return [
-        layout
-        for layout in layouts
-        if layout != own and layout.workers <= job.model.layers and job.batch % (layout.replicas * job.microbatch) == 0
+        layout for layout in layouts if layout != own and layout.workers <= job.model.layers and _accepted(job, layout)
     ]
+
+
+def _accepted(job: Job, layout: HostLayout) -> bool:
+    """Return whether a batch fills the layout, under the job's schedule."""
+    try:
+        job.profile(Proposal(layout))
+    except InputError:
+        return False
+    return True
 
 
 def _ways(layout: HostLayout, local_steps: Sequence[int], pairs: Sequence[tuple[str, str]]) -> list[Proposal]:

@@ -47,7 +47,7 @@ def steps_s(job: Job, way: Proposal, networks: Sequence[Network]) -> Floats:
             (share * _run(job, way, profile, networks, count, layout.replicas) for share, profile in kinds),
             np.zeros(len(networks)),
         )
-    # identical replicas finish together: one pipeline's step, plus the time an exchange adds to a one-microbatch step
+    # identical replicas finish together: one pipeline's step, plus the time an exchange adds to a step of few microbatches
     if layout.sharding is None:
         total = _alone_s(job, way.links, tuple(networks)).copy()
     else:
@@ -55,7 +55,8 @@ def steps_s(job: Job, way: Proposal, networks: Sequence[Network]) -> Floats:
     quiet = job.profile(way)
     if kinds != [(1.0, quiet)]:
         distinct = list(dict.fromkeys([quiet, *(profile for _, profile in kinds)]))
-        once = step_seconds(job.schedule, distinct, networks, num_microbatches=1, num_replicas=layout.replicas)
+        few = job.fewest_microbatches(layout)
+        once = step_seconds(job.schedule, distinct, networks, num_microbatches=few, num_replicas=layout.replicas)
         for share, profile in kinds:
             total += share * (once[:, distinct.index(profile)] - once[:, 0])
     return total
@@ -73,7 +74,8 @@ def _lagging_s(job: Job, way: Proposal, networks: Sequence[Network]) -> Floats:
         on = networks if latent else instant
         if _differ(on):
             return _run(job, way, profile, on, count, way.layout.replicas)
-        with_and_without = (_run(job, way.unsharded, each, on, 1, way.layout.replicas) for each in (profile, quiet))
+        few = job.fewest_microbatches(way.layout)
+        with_and_without = (_run(job, way.unsharded, each, on, few, way.layout.replicas) for each in (profile, quiet))
         added: Floats = np.subtract(*with_and_without)
         return pipelines[latent] + added
 

@@ -85,19 +85,38 @@ class Job:
         )
 
     @lru_cache(maxsize=64)  # noqa: B019  a job lives as long as its command
+    def fewest_microbatches(self, layout: HostLayout) -> int:
+        """Return 1, or if the schedule accepts no single microbatch, one for each worker or all; raises InputError."""
+        count = self.num_microbatches(layout)
+        for few in (1, layout.workers):
+            try:
+                make_table(self.schedule, self.num_stages(layout), few)
+                return few
+            except ValueError:
+                continue
+        return count
+
+    @lru_cache(maxsize=64)  # noqa: B019
     def stages(self, layout: HostLayout) -> tuple[StageCost, ...]:
         """Return the costs of a microbatch at each stage."""
         return tuple(self.model.stages(self.num_stages(layout), self.microbatch))
 
     @lru_cache(maxsize=256)  # noqa: B019
     def profile(self, way: Proposal) -> Profile:
-        """Return the costs of a step without the exchange of replicas, but with the sums of tied parameters."""
+        """Return the costs of a step without the exchange of replicas, but with the sums of tied parameters.
+
+        Raises InputError if the schedule does not accept the number of microbatches.
+        """
         stages = self.stages(way.layout)
+        try:
+            table = make_table(self.schedule, len(stages), self.num_microbatches(way.layout))
+        except ValueError as error:
+            raise InputError(f"{error} Choose another `--batch` or `--schedule`.") from None
         speed = self.fleet.flops * self.efficiency
         forward = np.array([stage.forward_flops for stage in stages]) / speed
         backward = (3 if self.recompute else 2) * forward
         weight = None
-        if make_table(self.schedule, len(stages), self.num_microbatches(way.layout)).splits_backward:
+        if table.splits_backward:
             weight = np.array([stage.weight_flops for stage in stages]) / speed
             weight[0] = backward[0]
             backward = backward - weight

@@ -126,7 +126,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
-@pytest.mark.parametrize("schedule", ["1F1B", "ZBH1", "GPipe"])
+@pytest.mark.parametrize("schedule", ["1F1B", "ZBH1", "GPipe", "Interleaved1F1B(2)", "DualPipeV"])
 def test_a_step_is_that_of_all_replicas_simulated_together(way: Proposal, schedule: str) -> None:
     own = job(schedule)
     networks = [SLOW, parse_network("100mbps"), FREE]
@@ -546,6 +546,10 @@ def test_the_price_of_a_study_is_that_of_its_steps(tmp_path: Path, monkeypatch) 
         ([*SMALL, "--devices", "128xA100", "--network", "worldwide"], "worldwide has 64 hosts, but the job 128"),
         ([*SMALL, "--devices", "4xA100", "--efficiency", "2"], "`--efficiency` must be in (0, 1]"),
         ([*SMALL, "--devices", "4xA100", "--schedule", "2F1B"], "schedule"),
+        (
+            [*SMALL, "--devices", "4xA100", "--schedule", "Interleaved1F1B(2)", "--batch", "6"],
+            "multiple of the number of workers (4) for Interleaved1F1B(2), but got 6. Choose another `--batch` or `--schedule`.",
+        ),
         ([*SMALL, "--devices", "4xA100", "--study", "s.toml"], "`--study` needs a network"),
         ([*SMALL, "--devices", "4xA100", "--local-steps", "ten"], "`--local-steps` must be numbers such as 10,100,500"),
         ([*SMALL, "--devices", "4xA100", "--try", "replica_gradient=PowerSGD(4)"], "add --replicas 2"),
