@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from raysim.forecast.bandwidth import LEVELS, Needed, Parts, free_s, needed, parts_of
 from raysim.forecast.evidence import TRANSFORMER, UNKNOWN, Known, known
@@ -16,7 +16,7 @@ from raysim.network.prices import MODEL_ERROR, NINE_TENTHS, PAYS
 from raysim.network.sharding import FSDP
 from raysim.network.topology import Network
 from raysim.notation import InputError
-from raysim.schedules.families import OneFOneB
+from raysim.schedules.families import OneFOneB, Schedule
 from raysim.units import format_bytes
 
 PER_TOKEN = (
@@ -107,9 +107,12 @@ class Advice:
         return self.rows[0]
 
     def remedies(self) -> list[Row]:
-        """Return compressed settings in the job's layout that are not known to be harmful, lowest bandwidth first."""
-        own = [row for row in self.rows if row.way.layout == self.layout and not row.way.dense]
-        return sorted((row for row in own if not row.known.breaks), key=_hunger)
+        """Return compressed settings in the job's layout that are not known to be harmful, lowest bandwidth first.
+
+        Only those that fit, unless none does.
+        """
+        own = [row for row in self.rows if row.way.layout == self.layout and not row.way.dense and not row.known.breaks]
+        return sorted([row for row in own if row.fits] or own, key=_hunger)
 
     def fastest(self) -> Row | None:
         """Return the fastest setting that fits on the first network and is not known to be harmful."""
@@ -128,11 +131,15 @@ class Advice:
     def paying(self) -> list[Row]:
         """Return compressed settings that fit, are not known to be harmful, and are at least `PAYS` times as fast as dense.
 
-        Fastest on the first network first.
+        Dense in the same layout and schedule. Fastest on the first network first.
         """
-        limits = {row.way.layout: row.networks[0].step_s for row in reversed(self.rows) if row.way.dense}
+
+        def frame(row: Row) -> tuple[HostLayout, Schedule | None]:
+            return row.way.layout, row.way.schedule
+
+        limits = {frame(row): row.networks[0].step_s for row in reversed(self.rows) if row.way.dense}
         compressed = [row for row in self.rows if row.fits and not row.way.dense and not row.known.breaks]
-        paying = [row for row in compressed if row.networks[0].step_s * PAYS <= limits[row.way.layout]]
+        paying = [row for row in compressed if row.networks[0].step_s * PAYS <= limits[frame(row)]]
         return sorted(paying, key=lambda row: -row.networks[0].samples_per_s)
 
 
@@ -159,9 +166,12 @@ def advise(
     own = layout or _pipeline(job)
     _check(job, own, networks, tried)
     links = PER_TOKEN if job.model.scope.kind in (TRANSFORMER, UNKNOWN) else PER_TENSOR
-    ways = [way for each in (own, *_others(job, own)) for way in _ways(each, local_steps, links)]
-    ways[1:1] = _more_in_flight(job, own) if own.replicas == 1 else []
-    ways += [Proposal(own, *setting[:3]) for setting in tried]
+    mine = _ways(own, local_steps, links)
+    ahead = _more_in_flight(job, own) if own.replicas == 1 else []
+    forward, backward = PER_TOKEN[-1]
+    coded = [replace(way, forward=forward, backward=backward) for way in ahead if links is PER_TOKEN]
+    others = [way for each in _others(job, own) for way in _ways(each, local_steps, links)]
+    ways = [mine[0], *ahead, *mine[1:], *coded, *others, *(Proposal(own, *setting[:3]) for setting in tried)]
     template = networks[0] if networks else Network(1e9)
     rows = tuple(_row(job, way, template, networks, costs) for way in dict.fromkeys(ways))
     return Advice(job, own, tuple(networks), rows, chosen=layout is not None, costs=costs)
@@ -229,14 +239,14 @@ def _ways(layout: HostLayout, local_steps: Sequence[int], pairs: Sequence[tuple[
     if layout.sharding is not None:
         methods = SCATTERS if layout.groups == 1 else local
         coded = [Proposal(layout, method=method) for method in methods]
-        return [Proposal(layout), *(Proposal(layout, *pair) for pair in links[:2]), *coded]
+        return [Proposal(layout), *(Proposal(layout, *pair) for pair in links), *coded]
     methods = local if links else [*METHODS, *local]
     middle = local[len(local) // 2] if local else SAME
     return [
         Proposal(layout, overlap=True),
         Proposal(layout),
         *(Proposal(layout, method=method) for method in methods),
-        *(Proposal(layout, *pair, method=middle) for pair in links[:2]),
+        *(Proposal(layout, *pair, method=middle) for pair in links),
     ]
 
 

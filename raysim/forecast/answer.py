@@ -151,7 +151,7 @@ def _bps(level: Needed | None) -> str:
 
 
 def setting_words(way: Proposal) -> str:
-    """Describe the compression of a layout.
+    """Describe the compression of a layout, and its schedule if it is not the job's.
 
     >>> from raysim.forecast.fleet import HostLayout
     >>> setting_words(Proposal(HostLayout(4, 2), "Quantize(4)", "Quantize(6)", "DiLoCo(10)"))
@@ -159,7 +159,8 @@ def setting_words(way: Proposal) -> str:
     """
     links = f"{way.forward} activations and {way.backward} gradients" if way.links_coded else ""
     replicas = f"{way.method} between replicas" if way.method != SAME else ""
-    return " and ".join(filter(None, (links, replicas)))
+    schedule = f" in {way.schedule!r}" if way.schedule is not None else ""
+    return " and ".join(filter(None, (links, replicas))) + schedule
 
 
 def assumptions(advice: Advice) -> list[str]:

@@ -72,6 +72,10 @@ def test_rounds_hold_many_packets_and_number_the_names_that_are_known() -> None:
         assert list(again) == list(packets)
         assert all(same_packet(again[name], packet) for name, packet in packets.items())
     assert known.unpack_round(known.pack_round({}), 1) == {}
+    with pytest.raises(ValueError, match="one of 1 packets, but names number 2"):
+        CodecTable(known.entries, names=["0.weight"]).unpack_round(message, 2000)
+    with pytest.raises(ValueError, match=r"each packet once, but holds '0\.weight' twice"):
+        CodecTable().unpack_round((spelled[0].replace(b"1.weight", b"0.weight"), *spelled[1:]), 2000)
 
 
 def claiming(shape: tuple[int, ...]) -> Message:

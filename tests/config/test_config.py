@@ -365,7 +365,7 @@ REFUSED_TOGETHER = {
 }
 
 # What only the data and the model can tell, still before anything starts.
-REFUSED_BY_THE_PLAN = {
+REFUSED_BY_THE_PLAN: dict[tuple[str, ...], str] = {
     ('cuts=["conv9"]',): (
         "`cuts` must name layers of the model (conv1, conv2, conv3, conv4, conv5, hidden, head), but got 'conv9'."
     ),

@@ -15,7 +15,6 @@ from replica_variants import (
 
 from raysim import train
 from raysim.analysis import replay
-from raysim.config import ConfigError
 from raysim.engine.inline import InlineEngine
 from raysim.engine.ray import RayEngine
 from raysim.forecast.forecast import forecast
@@ -133,29 +132,3 @@ def test_engines_agree_bit_for_bit(ray, small, name) -> None:
         assert all(np.array_equal(a, b) for a, b in zip(inline.state(), on_ray.state(), strict=True))
     finally:
         on_ray.close()
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        (
-            {"replica_gradient": "HALoS(1, sites=5, updates=2)"},
-            "`sites` must be at most the number of replicas (4), but got 5",
-        ),
-        ({"replica_gradient": "HALoS(2, updates=2)"}, "(4) must divide the 6 steps of the run"),
-        ({"replica_gradient": "Dion(2)"}, "`optimizer.momentum` must be 0 with Dion(2)"),
-        (
-            {"replica_gradient": "MuLoCo(3)"},
-            "`optimizer.name` must be muon with MuLoCo(3), but got 'sgd'.",
-        ),
-        (
-            {"replica_gradient": "DeMo", "optimizer": {"momentum": 0.9}},
-            "`replica_gradient` at stage 0: `optimizer.momentum` must be 0 with DeMo, which keeps a momentum itself, but got 0.9.",
-        ),
-        ({"replica_gradient": "EDGC(400)"}, "`rank` must be at most"),
-    ],
-)
-def test_what_does_not_fit_a_run_is_refused(small, changes, sentence) -> None:
-    with pytest.raises(ConfigError) as error:
-        prepare(small(**FOUR, **changes))
-    assert sentence in str(error.value)

@@ -222,7 +222,7 @@ def test_replica_methods_are_forecast_as_they_are_recorded(small, tmp_path, meth
 def test_unequal_steps_are_not_forecast(small):
     with pytest.raises(ConfigError) as refused:
         forecast(small(num_replicas=2, num_microbatches=2, replica_gradient="MARINA(Natural)"), device="T4")
-    assert "must need gradients alone, but MARINA(Natural) needs stages of its own" in str(refused.value)
+    assert "must need only gradients, but MARINA(Natural) needs stages of its own" in str(refused.value)
 
 
 def test_a_recorded_profile_gives_compute_for_any_codec(small, tmp_path):

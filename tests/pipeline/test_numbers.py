@@ -61,8 +61,3 @@ def test_small_gradients_survive_float16_by_the_scale(small):
 def test_loss_scale_is_a_power_of_two(small, scale):
     with pytest.raises((ValidationError, ValueError), match="loss_scale"):
         small(loss_scale=scale)
-
-
-def test_a_measured_sensitivity_needs_unscaled_gradients(small):
-    with pytest.raises(ValueError, match="loss_scale"):
-        small(dtype="float16", forward="ACGC(0.1)")

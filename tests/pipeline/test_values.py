@@ -5,28 +5,19 @@ import torch
 from engines import losses_of, staged_gradients, start
 from hypothesis import given
 from hypothesis import strategies as st
+from pipelines import MARKED, SKIPS
 from torch.nn import functional as F
 
 from raysim import train
 from raysim.codecs import TopK
 from raysim.codecs.message import CodecTable, Entry, bundle, unbundle, wire_bytes
-from raysim.config import ConfigError
 from raysim.forecast.forecast import forecast
 from raysim.values import EXACT, UNNAMED, argument_of, exact, floats, sent_bytes, value_of
 from raysim.workloads.data import batch_ids, load_data
 from raysim.workloads.models import build_model
 
-MARKED = {
-    "model": {"name": "own_modules:marked"},
-    "data": {"name": "topics", "length": 16, "train_samples": 64, "test_samples": 16},
-    "num_stages": None,
-    "cuts": ["0", "1", "2"],
-}
 TABLE = CodecTable([Entry.of(TopK(0.5))])
 PACKED = TABLE.pack(TopK(0.5).encode(torch.randn(3, 8)))
-
-
-SKIPS = {"model": {"name": "own_modules:skipping"}, "num_stages": None, "cuts": ["0", "1", "2"]}
 TABLES = {
     "forward": {"hidden": "ErrorFeedback(TopK(0.4))", "skip": "AQSGD(Quantize(4))", "mask": "Identity"},
     "backward": {"hidden": "ErrorFeedback(Quantize(4))", "late": "Quantize(2, rounding='stochastic')"},
@@ -201,47 +192,3 @@ def test_engines_agree(ray, small, tmp_path, settings):
     there = train(config, out=tmp_path / "ray")
     assert there.steps["loss"].tolist() == here.steps["loss"].tolist()
     assert there.evals["loss"].tolist() == here.evals["loss"].tolist()
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        (
-            {"model": "own_modules:complex_beside", "num_stages": 1},
-            "Layer `2`: At least one tensor that crosses a boundary must hold floating-point numbers",
-        ),
-        (
-            {**MARKED, "forward": "ACGC(0.1)"},
-            "`forward` cannot be ACGC(0.1) at boundary 0, where several tensors cross.",
-        ),
-        (
-            {**SKIPS, "forward": {"hiden": "TopK(0.1)"}},
-            "`forward` must name tensors that cross a boundary (hidden, skip, place, mask, late), but got 'hiden'.",
-        ),
-        (
-            {**SKIPS, "backward": ["Identity", "Identity", {"place": "TopK(0.1)"}]},
-            "`backward` must name tensors that cross boundary 2 (hidden, skip, late), but got 'place'.",
-        ),
-        (
-            {"forward": {"hidden": "TopK(0.1)"}},
-            "`forward` must name tensors that cross a boundary (one without a name), but got 'hidden'.",
-        ),
-        (
-            {**SKIPS, "forward": {"mask": "TopK(0.1)"}},
-            "`forward.mask` must be Identity or be left out, since `mask` holds integers or booleans, which are sent as they "
-            "are, but got TopK(0.1).",
-        ),
-        (
-            {**SKIPS, "bottleneck": 2},
-            "`bottleneck` needs one tensor at a boundary, but several cross after layer `0`.",
-        ),
-        (
-            {**MARKED, "num_replicas": 2, "num_microbatches": 2, "replica_gradient": "MARINA(QSGD(7))"},
-            "`replica_gradient` cannot be MARINA(QSGD(7)) if several tensors cross a boundary.",
-        ),
-    ],
-)
-def test_unsupported_boundary_values_are_refused(small, tmp_path, changes, sentence):
-    with pytest.raises(ConfigError) as caught:
-        train(small(**changes), engine="inline", out=tmp_path / "run")
-    assert sentence in str(caught.value)

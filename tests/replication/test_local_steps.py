@@ -7,15 +7,13 @@ import pytest
 import torch
 from codec_variants import normal
 from engines import start, weights
-from pipelines import REPLICAS, TIED
+from pipelines import REPLICAS
 from replica_laws import keeps_all_laws_of_local_steps
 from replica_variants import LOCAL, SHAPES, Apart, copy_of, dense_mean, gradients, same_tensors
 
 from raysim.cli.train import exchange_words
 from raysim.codecs.positions import index_bytes
-from raysim.config import ConfigError
-from raysim.pipeline.prepare import prepare
-from raysim.replication.blocks import from_blocks, to_blocks
+from raysim.replication.local import from_blocks, to_blocks
 from raysim.training.checkpoint import load_weights
 from raysim.training.train import train
 from raysim.units import format_bytes
@@ -215,35 +213,3 @@ def test_records_hold_the_steps_without_an_exchange(small, tmp_path) -> None:
         f"{format_bytes(by_step[2] / 3)} a step in the mean."
     )
     assert (run.row["exchange_period"], run.row["exchange_delay"]) == (3, 0)
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        (
-            {**REPLICAS, "replica_gradient": "DiLoCo(4)"},
-            "`replica_gradient` at stage 0: `steps` of DiLoCo(4) must divide the 6 steps of the run, or its last steps would "
-            "never be averaged, but got 4.",
-        ),
-        (
-            {
-                **REPLICAS,
-                "optimizer": {"learning_rate": 0.1, "clip_norm": 0.5},
-                "replica_gradient": ["DiLoCo(3)", "Identity", "DiLoCo(3)"],
-            },
-            "`optimizer.clip_norm` must be left out if replicas diverge at some stages only",
-        ),
-        (
-            {**REPLICAS, **TIED, "replica_gradient": "DiLoCo(3)"},
-            "`replica_gradient` cannot be DiLoCo(3) with parameters that are tied between stages: their copies would diverge.",
-        ),
-        (
-            {**REPLICAS, "replica_gradient": "DiLoCo(3, codec=PowerSGD(31, min_values=16))"},
-            "`rank` must be at most",
-        ),
-    ],
-)
-def test_what_does_not_fit_a_run_is_refused(small, changes, sentence) -> None:
-    with pytest.raises(ConfigError) as error:
-        prepare(small(**changes))
-    assert sentence in str(error.value)

@@ -5,7 +5,6 @@ import torch
 from engines import losses_of, staged_gradients, start, weights
 from pipelines import ADAM, DROPOUT, GPT, REPLICAS, RUNS, TIED
 
-from raysim.config import ConfigError
 from raysim.pipeline.errors import StageError
 from raysim.pipeline.groups import TIED_TABLE, chunk_bytes, ring_bytes
 from raysim.pipeline.prepare import prepare
@@ -178,61 +177,3 @@ def test_dense_averages_send_what_a_ring_does(small):
         sent = max(group.wire_bytes for group in groups if group.stage == stage)
         assert sent == (all_reduce_bytes("dense", values, 4, table) if values else 0)
     assert {group.num_rounds for group in groups} == {2}
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        (
-            {"num_replicas": 3},
-            "`num_microbatches` must divide `batch_size` (16), but got 4 on each of 3 replicas.",
-        ),
-        (
-            {"replica_gradient": "TopK(0.1)"},
-            "`replica_gradient` has no effect with one replica. Leave it out, or set `num_replicas`.",
-        ),
-        (
-            {"fused_embedding": True},
-            "`fused_embedding` has no effect with one replica. Leave it out, or set `num_replicas`.",
-        ),
-        (
-            {
-                "num_replicas": 2,
-                "replica_gradient": "DGC(0.1)",
-                "optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.9, "clip_norm": 0.5},
-            },
-            "`optimizer.clip_norm` must be left out with DGC(0.1), whose averages hold the momentum: sums of gradients would be "
-            "clipped as one gradient is. Write DGC(..., clip_norm=0.5), which clips gradients first, in a file without the key.",
-        ),
-        (
-            {"num_replicas": 2, "fused_embedding": True},
-            "`fused_embedding` needs parameters that are tied between stages, and this model has none.",
-        ),
-        (
-            {"num_replicas": 2, "replica_gradient": ["Identity"]},
-            "`replica_gradient` must be one method or a list with one per stage (3), but got 1.",
-        ),
-        (
-            {"num_replicas": 2, "replica_gradient": "MARINA(Natural)", "backward": "ErrorFeedback(TopK(0.1))"},
-            "`forward` and `backward` must be codecs without a memory with MARINA(Natural), which doubles messages between "
-            "stages in some steps, but got ErrorFeedback(TopK(0.1)).",
-        ),
-        (
-            {**TIED, "num_replicas": 2, "replica_gradient": "PowerGossip"},
-            "`replica_gradient` cannot be PowerGossip with parameters that are tied between stages: their copies would diverge.",
-        ),
-        (
-            {"num_replicas": 2, "replica_gradient": "PowerGossip(99)"},
-            "`replica_gradient` at stage 2: `rank` must be at most 32, the rank of the largest matrix of the stage "
-            "(hidden.1.weight), but got 99.",
-        ),
-        (
-            {"profile": "T4"},
-            "`profile` has no effect with `clock` = 'measured'. Leave it out, or name a network.",
-        ),
-    ],
-)
-def test_bad_settings_are_refused(small, changes, sentence):
-    with pytest.raises(ConfigError) as error:
-        prepare(small(**changes))
-    assert str(error.value) == sentence

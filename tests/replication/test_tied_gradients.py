@@ -7,7 +7,6 @@ import torch
 from engines import staged_gradients, start
 from pipelines import ADAM, REPLICAS, RUNS, TIED
 
-from raysim.config import ConfigError
 from raysim.forecast.forecast import forecast
 from raysim.network.collectives import as_transfers
 from raysim.pipeline.prepare import prepare
@@ -97,34 +96,3 @@ def test_memory_is_counted_and_kept_in_checkpoints(small):
         (residual,) = [x for key, x in state.items() if key.startswith(f"tied.{stage}.0.residual/")]
         assert residual.numel() == math.prod(table.shape)
         assert residual.any()
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        (
-            {"tied_gradient": "TopK(0.1)"},
-            "`tied_gradient` needs parameters that are tied between stages, and this model has none.",
-        ),
-        (
-            {**TIED, "tied_gradient": "DiLoCo(10)"},
-            "`tied_gradient` must be a method that averages the gradients of every step by themselves, such as "
-            "'ErrorFeedback(TopK(0.01))' or 'PowerSGD(8)', but got DiLoCo(10).",
-        ),
-        (
-            {**TIED, "tied_gradient": "PowerSGD(99)"},
-            "`tied_gradient`: `rank` must be at most 16, the rank of the largest matrix of the stage (embedding.token.weight), "
-            "but got 99.",
-        ),
-        (
-            {**TIED, "num_stages": 4, "schedule": "ZBV", "tied_gradient": "TopK(0.1)"},
-            "`tied_gradient` has no effect with `schedule` = ZBV, which keeps the stages that share a parameter on one worker. "
-            "Leave it out.",
-        ),
-        ({**TIED, "tied_gradient": ["TopK(0.1)"]}, "`tied_gradient` must be a valid string, but got ['TopK(0.1)']."),
-    ],
-)
-def test_unfit_methods_are_refused(small, changes, sentence):
-    with pytest.raises(ConfigError) as error:
-        prepare(small(**changes))
-    assert str(error.value) == sentence

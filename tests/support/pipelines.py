@@ -21,6 +21,13 @@ DROPOUT = {**GPT, "model": {**GPT["model"], "dropout": 0.2}}
 REPLICAS = {"num_replicas": 2, "num_microbatches": 2}
 SUBSPACE = {**GPT, "model": {**GPT["model"], "subspace": 4}}
 PROJECTED = {**GPT, "model": {**SUBSPACE["model"], "subspace_form": "projected"}}
+MARKED = {
+    "model": {"name": "own_modules:marked"},
+    "data": {"name": "topics", "length": 16, "train_samples": 64, "test_samples": 16},
+    "num_stages": None,
+    "cuts": ["0", "1", "2"],
+}
+SKIPS = {"model": {"name": "own_modules:skipping"}, "num_stages": None, "cuts": ["0", "1", "2"]}
 ADAM = {"optimizer": {"name": "adamw", "learning_rate": 1e-3}}
 
 # torch's ScheduleZBVZeroBubble: backwards in two parts, and on worker 1 two neighbours, which pass packets to themselves

@@ -139,6 +139,10 @@ DAMAGES: dict[str, tuple[str, Callable[[Path, bytes], object]]] = {  # the file,
     "a pipe": (WORKER, lambda file, data: os.mkfifo(file)),
     "no manifest": (MANIFEST, lambda file, data: None),
     "half a manifest": (MANIFEST, lambda file, data: file.write_bytes(data[:50])),
+    "files elsewhere": (
+        MANIFEST,
+        lambda file, data: file.write_bytes(data.replace(b"worker-", b"../step-00000004/worker-")),
+    ),
     "a manifest that is a pipe": (MANIFEST, lambda file, data: os.mkfifo(file)),
     "a manifest without end": (MANIFEST, lambda file, data: file.symlink_to("/dev/zero")),
     **{

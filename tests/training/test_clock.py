@@ -5,13 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from configurations import SMALL
 from runs import break_off
 
 from raysim import train
 from raysim.analysis import Replay
 from raysim.codecs import TopK
-from raysim.config import ConfigError, make_config
+from raysim.config import ConfigError
 from raysim.engine.inline import InlineEngine
 from raysim.forecast.compute import record_profile
 from raysim.forecast.forecast import forecast
@@ -128,8 +127,3 @@ def test_a_profile_without_codecs_needs_a_speed(small, tmp_path):
     packed = record_profile(config.changed(forward=repr(TopK(0.1))), num_steps=1)
     packed.save(path)
     assert Clock(prepare(config.changed(**changes)).plan).codec_speed == packed.codec_bytes_per_s > 0
-
-
-def test_a_speed_without_a_simulated_clock_is_refused():
-    with pytest.raises(ConfigError, match=r"`codec_speed` has no effect with `clock` = 'measured'"):
-        make_config({**SMALL, "codec_speed": 1e9})

@@ -8,7 +8,6 @@ from pipelines import RUNS, seventh
 
 from raysim import Run, train
 from raysim.analysis import Replay
-from raysim.config import ConfigError
 from raysim.config.keys import keys_of
 from raysim.records import write_table
 
@@ -78,17 +77,3 @@ def test_runs_are_distinguished_by_settings(small, tmp_path):
 
     run = train(small(forward="TopK(0.1)", compress_from=2), engine="inline", out=tmp_path / "run")
     assert Run(run.folder).row["setting"] == "forward=TopK(0.1) compress_from=2"
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({}, "`compress_from` has no effect without compression. Leave it out."),
-        ({"forward": "TopK(0.1)", "compress_from": 6}, "`compress_from` must be below 6, where the run ends, but got 6."),
-        ({**RUNS["replicas-apart"]}, "`compress_from` must be left out with StreamingDiLoCo(3, delay=1, blend=0.5), whose replicas"),
-    ],
-)  # fmt: skip
-def test_warmup_is_refused_if_meaningless(small, tmp_path, changes, sentence):
-    with pytest.raises((ConfigError, ValueError)) as caught:
-        train(small(**{"compress_from": 3, **changes}), engine="inline", out=tmp_path / "run")
-    assert sentence in str(caught.value)

@@ -35,23 +35,6 @@ def test_muon_in_stages_and_replicas_is_muon_of_the_uncut_model(small, tmp_path)
         torch.testing.assert_close(weights(both)[name], x, rtol=1e-2, atol=1e-4)
 
 
-def test_muon_without_matrices_is_refused(small):
-    with pytest.raises(ConfigError) as caught:
-        prepare(small(optimizer={"name": "muon"}, num_stages=2, model={"name": "models:normed"}))
-    assert str(caught.value) == (
-        "`optimizer.name` = 'muon' needs matrices other than embeddings and the last layer, "
-        "and this model has none. Use 'adamw'."
-    )
-
-
-def test_a_model_of_frozen_parameters_is_refused(small):
-    with pytest.raises(ConfigError) as caught:
-        prepare(small(num_stages=2, model={"name": "models:untrained"}))
-    assert str(caught.value) == (
-        "`model` = 'models:untrained' must have parameters to train, but none of its 4 has `requires_grad` = True. Unfreeze some."
-    )
-
-
 PADDED = """
 import torch
 def data():

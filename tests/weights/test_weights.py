@@ -5,10 +5,8 @@ import copy
 import pytest
 import torch
 from engines import losses_of, start, weights
-from pipelines import TIED
 from weight_variants import CURVATURE, DELAYED, KNOWN, MICROBATCHES, MOMENTUM, RATE, VARIANTS, parabola
 
-from raysim.config import ConfigError
 from raysim.pipeline.prepare import prepare
 from raysim.pipeline.stage import Stage
 from raysim.schedules import OneFOneB, Unflushed
@@ -263,104 +261,3 @@ def test_microbatches_of_the_next_steps_are_in_flight_too(small) -> None:
 
 
 # Refusals.
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        (
-            {"weights": "DoubleBuffered", "num_microbatches": 2},
-            "`num_microbatches` must be at least 3 with DoubleBuffered, as many as are in flight at the first stage, but got 2.",
-        ),
-        (
-            {"weights": "DoubleBuffered", "schedule": "1F1B(ahead=2)"},
-            "`num_microbatches` must be at least 5 with DoubleBuffered, as many as are in flight at the first stage, but got 4.",
-        ),
-        *(
-            (
-                {"weights": "Stashed", "schedule": schedule, "num_stages": 4},
-                f"`schedule` must be 1F1B with Stashed, which runs without a flush, but got {schedule}.",
-            )
-            for schedule in ("GPipe", "ZBH1", "Interleaved1F1B(2)")
-        ),
-        (
-            {"weights": "Stashed", "num_replicas": 2, "num_microbatches": 2},
-            "`num_replicas` must be 1 with Stashed, which updates after each microbatch, while replicas average once a step, "
-            "but got 2.",
-        ),
-        (
-            {"weights": "Stashed(update='step')", "replica_gradient": "DiLoCo(2)"},
-            "`replica_gradient` must be a method that averages the gradients of a step with Stashed(update='step'), "
-            "but got DiLoCo(2).",
-        ),
-        (
-            {
-                "weights": "Predicted(update='step')",
-                "num_replicas": 2,
-                "num_microbatches": 2,
-                "replica_gradient": "DGC(0.1)",
-            },
-            "`replica_gradient` cannot be DGC(0.1) with Predicted(update='step'): it keeps the momentum by which weights are "
-            "predicted.",
-        ),
-        (
-            {"weights": "Stashed", "forward": "ACGC(0.1)"},
-            "`forward` cannot be ACGC(0.1) with Stashed: it measures one version of the weights.",
-        ),
-        (
-            {"weights": "Predicted", "optimizer": {"name": "adagrad"}},
-            "`optimizer.name` must be sgd, adam or adamw with Predicted, which extrapolates their updates, but got 'adagrad'.",
-        ),
-        (
-            {"weights": "Predicted", "optimizer": {"name": "sgd"}},
-            "`optimizer.momentum` must be above 0 with Predicted, which predicts weights from it, but got None.",
-        ),
-        (
-            {"weights": "PipeMare(9)", "dtype": "bfloat16"},
-            "`dtype` must be float32 with PipeMare(9), whose backwards do not read the weights that were rounded for the forwards, "
-            "but got bfloat16.",
-        ),
-        (
-            {"weights": "Stashed(update='epoch')"},
-            "`weights`: `update` must be one of microbatch, step, but got 'epoch' (in \"Stashed(update='epoch')\").",
-        ),
-        (
-            {"weights": "PipeMare(0)"},
-            "`weights`: `steps` must be an integer of at least 1, but got 0 (in 'PipeMare(0)').",
-        ),
-        (
-            {"weights": "PipeMare(9, decay=1)"},
-            "`weights`: `decay` must be below 1, or the average of updates stays zero, but got 1 (in 'PipeMare(9, decay=1)').",
-        ),
-    ],
-)
-def test_bad_input_is_one_sentence(small, changes, sentence) -> None:
-    with pytest.raises(ConfigError) as caught:
-        small(**changes)
-    assert str(caught.value) == sentence
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        (
-            {"weights": "Stashed"},
-            "`weights` cannot be Stashed with parameters that are tied between stages: their copies would diverge. Use "
-            "'DoubleBuffered'.",
-        ),
-        (
-            {"weights": "PipeMare(3, update='step')"},
-            "`weights` cannot be PipeMare(3, update='step') with parameters that are tied between stages: their copies would "
-            "diverge. Use 'DoubleBuffered'.",
-        ),
-        (
-            {"weights": "DoubleBuffered", "optimizer": {"clip_norm": 1.0}},
-            "`optimizer.clip_norm` must be left out with DoubleBuffered and parameters that are tied between stages: without a "
-            "flush each stage is clipped by its own norm, and the copies would diverge.",
-        ),
-    ],
-)
-def test_tied_parameters_must_not_part(small, changes, sentence) -> None:
-    with pytest.raises(ConfigError) as caught:
-        prepare(small(**TIED, **changes))
-    assert str(caught.value) == sentence
