@@ -37,8 +37,7 @@ class Observation(NamedTuple):
 
 def losses_of(run: Run) -> Losses:
     """Return the training losses of a run, by step."""
-    losses: Losses = run.steps.sort_values("step")["loss"].to_numpy(float)
-    return losses
+    return run.steps.sort_values("step")["loss"].to_numpy(float)
 
 
 def chances_of(row: Mapping[str, Any]) -> dict[str, float]:

@@ -12,7 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from raysim.analysis.data import ReplayError
-from raysim.analysis.data.checks import check_actions, check_seconds, check_tables
+from raysim.analysis.data.reading import check_actions, check_seconds, check_tables
 from raysim.analysis.data.work import (
     NO_KIND,
     UPDATE,
@@ -216,6 +216,12 @@ class Recording:
             for codec, stage, octave in zip(rows["codec"], rows["stage"], octaves, strict=True)
         ]
         return rows.assign(kind=pd.Series(kinds, rows.index, dtype=object))
+
+    @property
+    def shares_caches(self) -> bool:
+        """True if workers ran at once in processes of a CPU, as on Ray, and not in turn in one process."""
+        on_ray = self.row.get("engine") != "inline" and device_kind(self.row) == "cpu"
+        return on_ray and len(self.rows) * self.num_replicas > 1
 
     @cached_property
     def _updates(self) -> dict[Kind, CostSamples]:

@@ -41,6 +41,10 @@ recordings of one study within minutes gave 6.8, 7.0 and 7.5 ms of compute. It i
 UNEVEN = 0.06
 """The same of one codec's seconds beside compute: sessions stretch the two alike to within 6 %. With both spreads, the intervals of two
 loaded sessions and another quiet one held 62 of the 63 speed-ups of the quiet one that they were compared with."""
+SHARED, SHARED_CODECS = 0.2, 0.45
+"""The same of compute and of codecs, together and towards less, if worker processes shared a CPU's caches and cores: a price is of
+stages with a machine each. In one process digits-cnn's compute took 2.6 ms in place of Ray's 3.6, and a worker's codecs 1.3 in place of
+2.7, which are the lower ends of 90 % intervals of these widths."""
 HOST = 0.15
 """The same of a transport's seconds on a host: an assumption. Two calibrations in a row on a quiet machine differed by 4 % a hop."""
 OWN_CLOCK = ("compute", "update")  # families timed by CPU seconds, or by a GPU's clock: load does not stretch them
@@ -59,6 +63,11 @@ class Costs:
         if len(jobs) != 1:
             raise ReplayError(f"Runs that share their compute must be of one job, but got {len(jobs)}.")
         self.clock = self.recordings[0].clock
+        together = any(recording.shares_caches for recording in self.recordings)
+        spreads = (SHARED, SHARED_CODECS) if together else (0.0, 0.0)
+        self._session, self._codec_session = (
+            random_factors((3,), SESSION) * np.minimum(random_factors((4,), spread), 1.0) for spread in spreads
+        )
         self._named = None if profile is None else str(profile) if not isinstance(profile, Profile) else profile.source
         self._given = None if profile is None else self._read(profile)
         self._tables: dict[Kind, Floats] = {}
@@ -111,8 +120,10 @@ class Costs:
 
     def _recorded(self, kind: Kind) -> Floats:
         if kind not in self._tables:
-            uneven = random_factors((2, zlib.crc32(repr(kind).encode())), 0.0 if kind[0] in OWN_CLOCK else UNEVEN)
-            self._tables[kind] = self._pooled(kind) * random_factors((3,), SESSION) * uneven
+            uneven = self._session
+            if kind[0] not in OWN_CLOCK:
+                uneven = self._codec_session * random_factors((2, zlib.crc32(repr(kind).encode())), UNEVEN)
+            self._tables[kind] = self._pooled(kind) * uneven
         return self._tables[kind]
 
     def _pooled(self, kind: Kind) -> Floats:
@@ -137,7 +148,7 @@ class Costs:
                 if kind[0] == "compute":
                     thin = slice(None, None, 1 + len(seconds) // MOST_SAMPLES)
                     own += weighted_quantile(seconds[None, thin], self._step_weights(i, steps[thin]), QUANTILES)
-                    pooled += self._recorded(kind) / random_factors((3,), SESSION)
+                    pooled += self._recorded(kind) / self._session
             stretches.append(np.where(pooled > 0, own / np.where(pooled > 0, pooled, 1.0), 1.0))
         return stretches
 

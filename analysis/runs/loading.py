@@ -11,9 +11,8 @@ import pandas as pd
 import pyarrow as pa
 
 from raysim.analysis.data import AnalysisError
-from raysim.analysis.data.checks import file_problems
 from raysim.analysis.data.folders import Contents, find_runs
-from raysim.analysis.data.reading import read_files, stack, unreadable
+from raysim.analysis.data.reading import file_problems, read_files, stack, unreadable
 from raysim.analysis.runs.results import Results, RunPool
 from raysim.notation import printable
 from raysim.records import FINISHED, SCHEMA_VERSION, present_status

@@ -12,8 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from raysim.analysis.data import AnalysisError
-from raysim.analysis.data.checks import file_problems
-from raysim.analysis.data.reading import read_files, stacked
+from raysim.analysis.data.reading import file_problems, read_files, stacked
 from raysim.analysis.runs.loading import load
 from raysim.records import FINISHED, SCHEMAS, table_files
 from raysim.records.packs import MARK, ROW, RUNS, TABLES, VERSION

@@ -34,7 +34,7 @@ def measuring(json_file: Path | None = None) -> Iterator[Callable[[dict[str, Any
     from raysim_benchmarks.harness import FailedError
 
     try:
-        yield lambda figures: write_json(figures, json_file) if json_file is not None else None
+        yield lambda figures: write_json(figures, json_file)
     except FailedError as error:
         fail(str(error), 1)
 

@@ -12,8 +12,8 @@ from raysim.codecs import TopK
 from raysim.codecs.codec import count_work
 from raysim.codecs.message import Entry
 from raysim.on_demand import torch
-from raysim.replication.blocks import block_of, checked_blocks, from_blocks, to_blocks
 from raysim.replication.layers import remembered
+from raysim.replication.local import block_of, checked_blocks, from_blocks, to_blocks
 from raysim.replication.method import (
     Averaged,
     Gradients,

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from raysim.notation import check_real
-from raysim.replication.differences import Differences, beyond
+from raysim.replication.gathered import Differences, beyond
 from raysim.replication.layers import remembered
 from raysim.replication.method import Averaged, Gradients, Memory, ReplicaContext, Rounds
 

@@ -11,7 +11,7 @@ import numpy as np
 from raysim.codecs import derive_key
 from raysim.compressors import Plain
 from raysim.notation import check_real
-from raysim.replication.differences import Differences
+from raysim.replication.gathered import Differences
 from raysim.replication.layers import remembered
 from raysim.replication.method import Averaged, Gradients, Memory, ReplicaContext, Rounds, mean_dense
 from raysim_contrib.residual_vq import ResidualVQ

@@ -60,8 +60,7 @@ def findings(
     )
     priced = transport or results.transport_of(results.runs["study"].dropna())
     show_findings(verdicts, results.problems, priced, untested=untested)
-    if json_file is not None:
-        write_json(findings_figures(verdicts, results.problems), json_file)
+    write_json(findings_figures(verdicts, results.problems), json_file)
 
 
 STYLES = {"supported": "green", "contradicted": "red", "undecided": "yellow"}

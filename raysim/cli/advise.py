@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raysim.cli.costs import CostsFile, parse_costs
 from raysim.cli.exits import fail
 from raysim.cli.options import (
+    CostsFile,
     Efficiency,
     JsonFile,
     Networks,
@@ -21,6 +21,7 @@ from raysim.cli.options import (
     check_picture,
     check_transport,
     complete_recipe,
+    parse_costs,
     parse_networks,
     write_json,
 )
@@ -116,8 +117,7 @@ def advise(
     figures = advice_figures(advice, model)
     show_advice(advice, figures)
     _write_files(advice, model, plot, study)
-    if json_file is not None:
-        write_json(figures, json_file)
+    write_json(figures, json_file)
 
 
 def _write_files(advice: Advice, model: str | None, plot: Path | None, study: Path | None) -> None:

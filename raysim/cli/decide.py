@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raysim.cli.costs import CostsFile, parse_costs
 from raysim.cli.exits import ending_on_signals, fail
-from raysim.cli.options import JsonFile, Overrides, Recipe, Tried, parse_networks, write_json
+from raysim.cli.options import CostsFile, JsonFile, Overrides, Recipe, Tried, parse_costs, parse_networks, write_json
 from raysim.cli.screen import ComputeDevice, ComputeProfile, Packets
 from raysim.cli.sweep import Price, Resume, arguments, run_job, run_sweep
 from raysim.cli.terminal import console, echo, table_of, write_line
@@ -104,8 +103,7 @@ def decide(
         if decision.left and not decision.settled:
             _race(decision, allowed, again, ending, address=address)
         show_decision(decision)
-    if json_file is not None:
-        write_json(decision.as_mapping(), json_file)
+    write_json(decision.as_mapping(), json_file)
 
 
 def _prepare(decision: DecisionState, network: Network) -> None:

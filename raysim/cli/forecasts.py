@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from raysim.cli.costs import CostsFile, parse_costs, show_costs
 from raysim.cli.exits import fail
 from raysim.cli.options import (
     Averaging,
+    CostsFile,
     Efficiency,
     JsonFile,
     Networks,
@@ -23,11 +23,12 @@ from raysim.cli.options import (
     check_file,
     check_transport,
     complete_recipe,
+    parse_costs,
     parse_networks,
     write_json,
     write_trace_file,
 )
-from raysim.cli.terminal import echo
+from raysim.cli.terminal import echo, show_costs
 from raysim.units import format_bytes, format_seconds, plural
 
 if TYPE_CHECKING:
@@ -200,9 +201,8 @@ def place(
     placed = [search(step, each, most=tries) for each in networks]
     for each, found in zip(networks, placed, strict=True):
         show_placed(each, found)
-    if json_file is not None:
-        rows = [{"network": repr(each), **vars(found)} for each, found in zip(networks, placed, strict=True)]
-        write_json({"networks": rows}, json_file)
+    rows = [{"network": repr(each), **vars(found)} for each, found in zip(networks, placed, strict=True)]
+    write_json({"networks": rows}, json_file)
 
 
 def show_placed(network: Network, placed: Placed) -> None:
@@ -253,8 +253,7 @@ def profile(
     show_profile(figures)
     measured.save(out)
     echo(f"Profile: {out}")
-    if json_file is not None:
-        write_json({"profile": str(out)} | figures, json_file)
+    write_json({"profile": str(out)} | figures, json_file)
 
 
 def calibrate(json_file: JsonFile = None) -> None:
@@ -282,7 +281,4 @@ def calibrate(json_file: JsonFile = None) -> None:
     if load > (os.cpu_count() or 1) / 2:
         echo(f"Other work was running (load {load:.1f}): calibrate again when the machine is idle.")
     echo(f"Kept in {path}, in place of raysim's own figures; delete it to price with those again.")
-    if json_file is not None:
-        write_json(
-            {"file": str(path), "load": load, "hops": [hop._asdict() for hop in hops]} | asdict(costs), json_file
-        )
+    write_json({"file": str(path), "load": load, "hops": [hop._asdict() for hop in hops]} | asdict(costs), json_file)

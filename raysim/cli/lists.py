@@ -75,8 +75,7 @@ def sites(
     for node in nodes:
         note = "" if node["site"] in parsed.sites else ": not used by a run that is placed by this file"
         echo(f"node {node['node']}: {node['site'] or 'no label'}{note}")
-    if json_file is not None:
-        write_json({"sites": rows, "nodes": nodes}, json_file)
+    write_json({"sites": rows, "nodes": nodes}, json_file)
 
 
 def _print_titles(kind: str, files: Mapping[str, str], json_file: Path | None) -> None:
@@ -84,8 +83,7 @@ def _print_titles(kind: str, files: Mapping[str, str], json_file: Path | None) -
     titles = {name: text.splitlines()[0].lstrip("# ") for name, text in files.items()}
     for name, title in titles.items():
         echo(f"{name:<{max(map(len, files))}}  {title}")
-    if json_file is not None:
-        write_json({kind: [{"name": name, "about": title} for name, title in titles.items()]}, json_file)
+    write_json({kind: [{"name": name, "about": title} for name, title in titles.items()]}, json_file)
 
 
 def keys(
@@ -175,6 +173,5 @@ def _print(rows: Sequence[Row], json_file: Path | None) -> None:
     for row in rows:
         table.add_row(*row)
     PlainConsole(110).print(table)
-    if json_file is not None:
-        named = [dict(zip(("key", "default", "meaning"), map(str.strip, row), strict=True)) for row in rows]
-        write_json({"keys": named}, json_file)
+    named = [dict(zip(("key", "default", "meaning"), map(str.strip, row), strict=True)) for row in rows]
+    write_json({"keys": named}, json_file)

@@ -20,6 +20,7 @@ from raysim.cli.terminal import echo
 from raysim.storage.files import is_stream, output_file
 
 if TYPE_CHECKING:
+    from raysim.network.costs import FleetCosts
     from raysim.network.topology import Network
 
 
@@ -174,6 +175,14 @@ ComputeProfile = Annotated[
 
 Dashboard = Annotated[bool, typer.Option("--dashboard", help="Start Ray's dashboard, on loopback.")]
 
+CostsFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--costs",
+        help="A .toml file of your own costs: gpu_hour and egress_gb in money; departure_hours, restart_s, checkpoint_s, step_times.",
+    ),
+]
+
 JsonFile = Annotated[
     Path | None,
     typer.Option(
@@ -239,8 +248,17 @@ def parse_networks(texts: list[str] | None, window: str | None = None) -> list[N
         fail(f"`--network`: {error}", 2)
 
 
-def write_json(figures: Mapping[str, Any], file: Path) -> None:
-    """Write JSON to the file of `--json`, or print it; missing and infinite figures are null."""
+def parse_costs(file: Path | None) -> FleetCosts | None:
+    """Return the costs of `--costs`."""
+    from raysim.network.costs import load_costs
+
+    return None if file is None else load_costs(file)
+
+
+def write_json(figures: Mapping[str, Any], file: Path | None) -> None:
+    """Write JSON to the file of `--json`, if there is one, or print it; missing and infinite figures are null."""
+    if file is None:
+        return
     text = json.dumps(_finite(figures), indent=1, allow_nan=False)
     if file == STDOUT:
         assert isinstance(sys.stdout, _Muted)

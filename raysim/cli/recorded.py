@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from raysim.cli.costs import CostsFile, parse_costs, show_costs
 from raysim.cli.exits import fail
 from raysim.cli.options import (
     Averaging,
     Compute,
     ComputeProfile,
+    CostsFile,
     JsonFile,
     Networks,
     StudyTransport,
@@ -23,11 +23,12 @@ from raysim.cli.options import (
     Window,
     check_runs,
     check_writable,
+    parse_costs,
     parse_networks,
     write_json,
     write_trace_file,
 )
-from raysim.cli.terminal import echo
+from raysim.cli.terminal import echo, show_costs
 from raysim.units import plural
 
 if TYPE_CHECKING:
@@ -122,8 +123,7 @@ def replay(
     if trace is not None:
         step, events = priced.trace(networks[0])
         write_trace_file(events, trace, f"step {step} on {networks[0]!r}")
-    if json_file is not None:
-        write_json(figures, json_file)
+    write_json(figures, json_file)
 
 
 def _parse_range(text: str, window: str | None) -> list[Network]:
@@ -188,8 +188,7 @@ def _replay_probe(
     named = {candidate_name(candidate.row): candidate for candidate in replays}
     figures = probe_figures(named, frame, cost_words(replays[0].row), LIMIT, commands)
     show_probe(folder, replays, figures)
-    if json_file is not None:
-        write_json(figures, json_file)
+    write_json(figures, json_file)
 
 
 def report(
@@ -314,5 +313,4 @@ def pack(
     studies = f" and {packed.studies} {'study' if packed.studies == 1 else 'studies'}" if packed.studies else ""
     left = f" Runs that are not over were left out: {packed.left_out}." if packed.left_out else ""
     echo(f"{target} holds {plural(packed.runs, 'run')}{studies}, in {packed.size / 1e6:.2f} MB.{left}")
-    if json_file is not None:
-        write_json({"pack": target} | packed._asdict(), json_file)
+    write_json({"pack": target} | packed._asdict(), json_file)

@@ -109,8 +109,7 @@ def screen(
             fail(f"the screen failed: {str(error).rstrip('.')}.", 1)
     figures = screen_figures(done)
     show_screen(done, figures)
-    if json_file is not None:
-        write_json(figures, json_file)
+    write_json(figures, json_file)
     _write_files(done, base, transport, out, plot, study)
 
 
@@ -224,7 +223,7 @@ def _range(values: list[float]) -> str:
 
 def screen_figures(done: Screen) -> dict[str, Any]:
     """Return the content of `show_screen`, for JSON."""
-    from raysim.screening.findings import findings
+    from raysim.screening.outputs import findings
 
     return {
         "name": done.config.name,

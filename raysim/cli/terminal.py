@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 from rich.console import Console
@@ -12,6 +12,10 @@ from rich.table import Table
 from raysim.console import PlainConsole
 from raysim.notation import printable
 from raysim.units import format_bytes, format_seconds
+
+if TYPE_CHECKING:
+    from raysim.network.costs import Expected, FleetCosts
+    from raysim.network.topology import Network
 
 MOST_ROWS = 16  # workers shown for one network: if there are more, the first and the last
 
@@ -172,3 +176,20 @@ def show_notes(out: Console, notes: Iterable[str]) -> None:
     """Print the assumptions and limits of figures, one line each."""
     for note in notes:
         write_line(out, f"- {note}")
+
+
+def show_costs(
+    costs: FleetCosts,
+    expected: Callable[[FleetCosts, Network], Expected],
+    networks: Sequence[Network],
+    figures: Mapping[str, Any],
+) -> None:
+    """Print the expected step on each network, its causes, and the money of 1,000 steps; add it to the figures for JSON."""
+    rows = []
+    for network, row in zip(networks, figures["networks"], strict=True):
+        own = expected(costs, network)
+        row["expected"] = own._asdict()
+        rows.append({"network": repr(network), **costs.cells(own)})
+    out = console()
+    out.print(table_of(rows, "A step with churn and money"))
+    show_notes(out, [costs.words()])

@@ -100,8 +100,7 @@ def _train(training: Training, again: str, ending: Interruption, json_file: Path
         fail(f"the run failed: {os_sentence(error)} When that is fixed, {again[0].lower()}{again[1:]}", 1)
     run = Run(training.folder)
     show_run(run)
-    if json_file is not None:
-        write_json(run_figures(run), json_file)
+    write_json(run_figures(run), json_file)
     if run.status == "diverged":
         fail(f"the run diverged: {run.row['error']}.", 1)
 
@@ -157,14 +156,13 @@ def export(
 
     save_pretrained(run, folder, adapter=adapter)
     echo(f"{folder} holds the model: `transformers` loads it with `from_pretrained({folder!r})`.")
-    if json_file is not None:
-        write_json({"run": run, "folder": folder, "adapter": adapter}, json_file)
+    write_json({"run": run, "folder": folder, "adapter": adapter}, json_file)
 
 
 def show_training(training: Training) -> None:
     """Train to the end, with progress bars on a terminal and lines of text elsewhere."""
     from raysim.console import PlainConsole
-    from raysim.training.progress import print_progress
+    from raysim.training.train import print_progress
 
     console = PlainConsole(stderr=True)
     if console.is_terminal:
@@ -178,7 +176,7 @@ def _show_bar(training: Training, console: Console) -> None:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.table import Column
 
-    from raysim.training.progress import Pace, event_sentence, header
+    from raysim.training.train import Pace, event_sentence, header
 
     events = training.events()  # raises before anything is shown
     for line in header(training):

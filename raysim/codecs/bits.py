@@ -45,8 +45,7 @@ def pack(values: torch.Tensor, width: int) -> torch.Tensor:
     if width == 8:
         return values.to(torch.uint8)
     if kernel := kernels.find("packing.pack", values):
-        packed: torch.Tensor = kernel(values, width)
-        return packed
+        return kernel(values, width)
     if width > 8:
         shifts = torch.arange(width - 1, -1, -1, device=values.device)
         return pack_bits((values.long()[:, None] >> shifts & 1).view(-1).bool())
@@ -73,8 +72,7 @@ def unpack_bytes(packed: torch.Tensor, count: int, width: int) -> torch.Tensor:
     if width == 8:
         return packed
     if kernel := kernels.find_on("packing.unpack", packed.device, count):
-        values: torch.Tensor = kernel(packed, count, width)
-        return values
+        return kernel(packed, count, width)
     if width > 8:
         shifts = torch.arange(width - 1, -1, -1, device=packed.device)
         bits = unpack_bits(packed, count * width).view(count, width).long()

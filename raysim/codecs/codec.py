@@ -26,8 +26,7 @@ class _Dtypes(Mapping[str, "torch.dtype"]):
     def __getitem__(self, name: str) -> torch.dtype:
         if name not in self._NAMES:
             raise KeyError(name)
-        dtype: torch.dtype = getattr(torch, name)
-        return dtype
+        return getattr(torch, name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._NAMES)

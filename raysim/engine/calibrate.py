@@ -136,8 +136,7 @@ def _perform(actors: Sequence[Any], method: str, *arguments: Any) -> list[Any]:
 def _fetch(calls: list[Any]) -> list[Any]:
     import ray
 
-    results: list[Any] = ray.get(calls, timeout=TIMEOUT_S)
-    return results
+    return ray.get(calls, timeout=TIMEOUT_S)
 
 
 def _hop(actors: Sequence[Any], size: int) -> Hop:

@@ -52,10 +52,12 @@ def steps_s(job: Job, way: Proposal, networks: Sequence[Network]) -> Floats:
         total = _alone_s(job, way.links, tuple(networks)).copy()
     else:
         total = _run(job, way, job.profile(way), networks, count, 1)
-    if kinds != [(1.0, job.profile(way))]:
-        quiet = _run(job, way.unsharded, job.profile(way), networks, 1, layout.replicas)
+    quiet = job.profile(way)
+    if kinds != [(1.0, quiet)]:
+        distinct = list(dict.fromkeys([quiet, *(profile for _, profile in kinds)]))
+        once = step_seconds(job.schedule, distinct, networks, num_microbatches=1, num_replicas=layout.replicas)
         for share, profile in kinds:
-            total += share * (_run(job, way.unsharded, profile, networks, 1, layout.replicas) - quiet)
+            total += share * (once[:, distinct.index(profile)] - once[:, 0])
     return total
 
 
@@ -102,16 +104,15 @@ def _run(job: Job, way: Proposal, profile: Profile, networks: Sequence[Network],
     groups = [[network] for network in networks] if _differ(networks) else [networks]
     own = [costs for group in groups for costs in step.profiles(group)]
     if way.layout.workers == replicas == 1:  # only shards cross the network, and their seconds are in the actions
-        return waiting(own, [FREE])[0]  # type: ignore[no-any-return]
+        return waiting(own, [FREE])[0]
     return np.concatenate([waiting(costs, [network])[:, 0] for costs, network in zip(own, networks, strict=True)])
 
 
 def _pipeline_s(job: Job, way: Proposal, networks: Sequence[Network], *, tied: bool) -> Floats:
     """Return the seconds of a step without an exchange of replicas, and with or without the sums of tied parameters."""
-    replicas = way.layout.replicas if _differ(networks) else 1
-    if tied and replicas == 1 and way.layout.sharding is None:
+    replicas, profile = way.layout.replicas if _differ(networks) else 1, job.profile(way)
+    if (tied or not len(profile.transfers)) and replicas == 1 and way.layout.sharding is None:
         return _alone_s(job, way.links, tuple(networks))
-    profile = job.profile(way)
     if not tied:
         profile = replace(profile, transfers=profile.transfers[:0])
     return _run(job, way.unsharded, profile, networks, job.num_microbatches(way.layout), replicas)
@@ -170,18 +171,22 @@ def needed(job: Job, way: Proposal, network: Network) -> tuple[Needed, ...]:
     """
     free = free_s(job, way.layout)
     grid = np.geomspace(LOWEST, HIGHEST, COARSE)
-    near = [replace(network, bandwidth_bps=float(bps), name="") for bps in grid]
-    own, *coarse = steps_s(job, way, [FREE, *near]).tolist()
+    own, *coarse = steps_s(job, way, [FREE, *_at_bandwidths(network, tuple(grid.tolist()))]).tolist()
     # own + error (step - own) seconds have utilisation `level` if step = own + (free / level - own) / error
     targets = np.array([own + (free / level - own) / error for level in LEVELS for error in ERRORS])
     starts = np.clip(np.searchsorted(-np.array(coarse), -targets), 1, COARSE - 1)
     starts, bracket = np.unique(starts, return_inverse=True)  # close targets share one
     inner = np.geomspace(grid[starts - 1], grid[starts], FINE, axis=1)
-    within = steps_s(job, way, [replace(network, bandwidth_bps=float(bps), name="") for bps in inner.reshape(-1)])
-    within = within.reshape(inner.shape)
+    within = steps_s(job, way, _at_bandwidths(network, tuple(inner.reshape(-1).tolist()))).reshape(inner.shape)
     found = [_crossing(inner[i], within[i], target) for i, target in zip(bracket, targets.tolist(), strict=True)]
     ends = np.array(found).reshape(len(LEVELS), len(ERRORS))
     return tuple(Needed(float(row[0]), float(row.min()), float(row.max())) for row in ends)
+
+
+@lru_cache(maxsize=2)
+def _at_bandwidths(network: Network, bandwidths_bps: tuple[float, ...]) -> list[Network]:
+    """Return the network with other bandwidths; all ways begin with the same."""
+    return [replace(network, bandwidth_bps=bps, name="") for bps in bandwidths_bps]
 
 
 def _crossing(bps: Floats, seconds: Floats, target: float) -> float:

@@ -16,7 +16,7 @@ from torch import Tensor
 from raysim.codecs import derive_key, warm
 from raysim.codecs.codec import DTYPES, Packet, work_bytes
 from raysim.codecs.message import wire_bytes
-from raysim.compressors import Compressor, Context, State
+from raysim.compressors import Compressor, Context, Plain, State
 from raysim.config import ConfigError, RunConfig
 from raysim.limits import process_memory
 from raysim.network.profile import Profile
@@ -128,8 +128,11 @@ def _measure(
     costs = []
     support = None
     for direction, method in zip(("forward", "backward"), methods, strict=True):
+        # neither values nor time matter
+        counted = codec_bytes_per_s is not None and isinstance(method, Plain) and method.codec.fixed_size
         generator = torch.Generator().manual_seed(derive_key(seed, "forecast", direction) % 2**63)
-        x = torch.randn(shape, generator=generator).to(device, dtype)
+        draw = torch.zeros if counted else partial(torch.randn, generator=generator)
+        x = draw(shape).to(device, dtype)
         contexts = [
             Context(
                 direction=direction,
@@ -140,12 +143,12 @@ def _measure(
                 key=derive_key(seed, "forecast", direction, visit),
                 support=support,
             )
-            for visit in range(VISITS + 1)
+            for visit in (range(1, 2) if counted else range(VISITS + 1))
         ]
         visits, packet = _visit(method, x, contexts, codec_bytes_per_s)
         if direction == "forward" and method.codec.selects:
             support = method.codec.support(packet, torch.device(device))
-        first, later = visits[0], Visit.median(visits[1:])
+        first, later = visits[0], Visit.median(visits[1:] or visits)
         if first.wire_bytes == later.wire_bytes:  # all visits are alike
             first = later = Visit.median(visits)
         size = x.numel() * dtype.itemsize
@@ -156,7 +159,7 @@ def _measure(
 def _visit(
     method: Compressor, x: Tensor, contexts: Sequence[Context], codec_bytes_per_s: float | None
 ) -> tuple[list[Visit], Packet]:
-    """Return all visits of `x` after the warm-up, and the last packet."""
+    """Return the visits of `x` after the warm-up, visit 0, and the last packet."""
     sender: State = {}
     receiver: State = {}
     visits = []
@@ -170,8 +173,9 @@ def _visit(
         decode = partial(method.decode, packet, receiver, context, x.device)
         decode_s, (_, changes) = _timed(decode, x.device, codec_bytes_per_s)
         method.commit(receiver, changes)
-        visits.append(Visit(wire_bytes(method.table.pack(packet)), encode_s, decode_s))
-    return visits[1:], packet
+        if context.step:
+            visits.append(Visit(wire_bytes(method.table.pack(packet)), encode_s, decode_s))
+    return visits, packet
 
 
 def _timed(run: Callable[[], T], device: torch.device, codec_bytes_per_s: float | None) -> tuple[float, T]:

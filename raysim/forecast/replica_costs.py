@@ -137,7 +137,7 @@ def _averaged(
     ]
     last: deque[list[GroupAccount]] = deque(maxlen=2)
     exchanging = (step for step in itertools.count() if method.part(LATE + step) == part)
-    counted = method.exact and codec_bytes_per_s is not None  # neither values nor time matter
+    counted = method.fixed_size and codec_bytes_per_s is not None  # neither values nor time matter
     for step in itertools.islice(exchanging, 1 if counted else AVERAGES):
         generator = torch.Generator().manual_seed(derive_key(config.seed, "forecast", "replicas", stage, step) % 2**63)
         rounds = []

@@ -24,6 +24,7 @@ from raysim.workloads.models import MODELS, bind_model, build_model, make_struct
 from raysim.workloads.options import bind_options
 from raysim.workloads.partition import Partition, partition
 from raysim.workloads.splits import DataShape
+from raysim.workloads.stage_costs import Shadow
 
 CIFAR = {
     "cifar10": (DataShape((3, 32, 32), "float32", 10), 50_000),
@@ -91,7 +92,7 @@ class RecipeModel:
     @property
     def layers(self) -> int:
         """The most stages the model can be cut into."""
-        return _num_layers(self.config)
+        return len(_structure(self.config)[1])
 
     @property
     def num_steps(self) -> int:
@@ -107,6 +108,7 @@ class RecipeModel:
         trained = self.config.start is not None or name == "gpt2" or options.get("path") is not None
         return Scope(_kind(name, options), self.num_parameters, ELSEWHERE if trained else SCRATCH, self.name)
 
+    @lru_cache(maxsize=64)  # noqa: B019  a model lives as long as its command
     def tied_sizes(self, num_stages: int) -> tuple[tuple[tuple[int, ...], int], ...]:
         """Return the stages of each tied parameter, and its number of values."""
         shapes = tied_shapes(_parts(self.config, num_stages, 1))
@@ -133,19 +135,21 @@ def _kind(name: str, options: Mapping[str, Any]) -> str:
     return CONVOLUTIONAL if kind in ("resnet", "convnext") else TRANSFORMER
 
 
+@lru_cache(maxsize=1)
 def _structure(config: RunConfig) -> tuple[DataShape, nn.Sequential]:
     shape, _ = data_of(config, [])
     return shape, structure_of(config, shape, [])
 
 
-@lru_cache(maxsize=1)
-def _num_layers(config: RunConfig) -> int:
-    return len(_structure(config)[1])
+@lru_cache(maxsize=4)
+def _shadow(config: RunConfig, samples: int) -> Shadow:
+    shape, model = _structure(config)
+    return Shadow(model, shape, samples, task_of(config, shape).loss)
 
 
 def _parts(config: RunConfig, num_stages: int, samples: int) -> Partition:
     shape, model = _structure(config)
-    return partition(model, shape, num_stages=num_stages, batch=samples, loss=task_of(config, shape).loss)
+    return partition(model, shape, num_stages=num_stages, batch=samples, shadow=_shadow(config, samples))
 
 
 @lru_cache(maxsize=64)

@@ -174,10 +174,9 @@ class Sharded:
                     np.array(units.codec_s)[order],
                     self.sharding.prefetch,
                 )
-        return [
-            replace(profile, compute_s=np.ascontiguousarray(each), shard_s=np.maximum(each - busy, 0.0))
-            for each in np.moveaxis(seconds, -1, 0)
-        ]
+        by_network = np.moveaxis(seconds, -1, 0)
+        wide = replace(profile, compute_s=whole)
+        return wide.at_seconds(compute_s=by_network, shard_s=np.maximum(by_network - busy, 0.0))
 
     def _seconds(
         self, units: Units, profile: Profile, hosts: NDArray[np.int64], networks: Sequence[Network]

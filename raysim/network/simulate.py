@@ -199,16 +199,15 @@ class _Setting(NamedTuple):
         whole = [_joined(on_end(profile, table), table) for profile in profiles]
         ends = Ends.of(table, placement, profiles[0].compute_s.shape[2])
         ordered = are_ordered(networks, ends, placement, asked=any((each.messages > 1).any() for each in profiles))
-        labels = equal_hosts(networks, placement.num_hosts)
+        labels, hosts = equal_hosts(networks, placement.num_hosts), np.array(placement.hosts)
         of_ordered = partial(OrderedWiring.of, equal=profiles[0].num_replicas == 1)
         for of_kernel, served in ((of_ordered, ordered), (SharedWiring.of, ~ordered)):
             lanes: list[int] = np.flatnonzero(served).tolist()
             if not lanes:
                 continue
             chosen = [networks[lane] for lane in lanes]
-            farthest_s = np.array(
-                [network.latencies_s(placement.hosts[0], placement.hosts).max() for network in chosen]
-            )  # from the driver, on the first worker's host, to the farthest worker
+            # from the driver, on the first worker's host, to the farthest worker
+            farthest_s = np.array([network.latencies_s(hosts[0], hosts).max() for network in chosen])
             runs = of_kernel(table, chosen, placement, ends).run(self.schedule, whole, seed, keep=keep)
             for i, (profile, moments) in enumerate(zip(whole, runs, strict=True)):
                 began_s, pipeline_s, ready_s = steady_end(table, moments.free_s, moments.done_s)

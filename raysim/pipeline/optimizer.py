@@ -53,8 +53,7 @@ class Together:
 
 
 def _slots(part: torch.optim.Optimizer) -> dict[int, Any]:
-    slots: dict[int, Any] = part.state_dict()["state"]
-    return slots
+    return part.state_dict()["state"]
 
 
 def make_optimizer(

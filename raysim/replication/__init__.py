@@ -7,11 +7,9 @@ from raysim.codecs import CODECS
 from raysim.compressors.memory import ErrorFeedback, MixedErrorFeedback
 from raysim.notation import Notation, parse_notation
 from raysim.replication.accordion import Accordion
-from raysim.replication.blocks import SparseLoCo
-from raysim.replication.differences import ReplicaEF21
-from raysim.replication.gathered import Gathered, TwoShot, as_method
+from raysim.replication.gathered import Gathered, ReplicaEF21, TwoShot, as_method
 from raysim.replication.gravac import GraVAC
-from raysim.replication.local import DiLoCo
+from raysim.replication.local import DiLoCo, SparseLoCo
 from raysim.replication.low_rank import PowerGossip, PowerSGD
 from raysim.replication.method import Averaged, ReplicaContext, ReplicaMethod, RoundPackets
 from raysim.replication.sparsified import DGC, RedSync

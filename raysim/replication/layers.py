@@ -78,8 +78,7 @@ class Layered(ReplicaMethod):
             return Averaged((yield from exempt), memory)
         dense, averaged = yield from run_together(exempt, self.compress(compressed, memory, context))
         means = {**dense, **averaged.gradients}
-        result: Averaged = replace(averaged, gradients={name: means[name] for name in gradients})
-        return result
+        return replace(averaged, gradients={name: means[name] for name in gradients})
 
     def compressed_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the compressed tensors."""

@@ -94,6 +94,11 @@ class ReplicaMethod(Notation, ABC):
         return not self.compresses
 
     @property
+    def fixed_size(self) -> bool:
+        """True if bytes, rounds and codec work depend on shapes alone, from the first exchange on."""
+        return self.exact
+
+    @property
     def by_bucket(self) -> bool:
         """True if tensors may be averaged in buckets, as in DDP, with the same bytes as all at once."""
         return False

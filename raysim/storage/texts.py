@@ -28,8 +28,7 @@ def parse_toml(text: str) -> dict[str, Any]:
     """
     if "." in text and _LONG_KEY.search(re.sub(_SKIPPED, "_", text)):
         raise ValueError(f"a key has more than {DEEPEST} parts")
-    values: dict[str, Any] = _parsed(text, tomllib.loads, LARGEST_TOML)
-    return values
+    return _parsed(text, tomllib.loads, LARGEST_TOML)
 
 
 def parse_json(text: str) -> Any:

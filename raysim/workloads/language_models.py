@@ -94,8 +94,7 @@ class TokenEmbedding(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.dropout(self.token(x) + self.position.weight[: x.shape[1]])
-        return y
+        return self.dropout(self.token(x) + self.position.weight[: x.shape[1]])
 
 
 class Attention(nn.Module):
@@ -114,8 +113,7 @@ class Attention(nn.Module):
         query, key, value = heads.permute(2, 0, 3, 1, 4).unbind()
         rate = self.attention_dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(query, key, value, dropout_p=rate, is_causal=True)
-        z: Tensor = self.dropout(self.projection(y.transpose(1, 2).flatten(2)))
-        return z
+        return self.dropout(self.projection(y.transpose(1, 2).flatten(2)))
 
 
 class DecoderBlock(nn.Module):
@@ -133,8 +131,7 @@ class DecoderBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.norm1(x))
         y = F.gelu(self.expansion(self.norm2(x)), approximate="tanh")
-        z: Tensor = x + self.dropout(self.projection(y))
-        return z
+        return x + self.dropout(self.projection(y))
 
 
 class TokenHead(nn.Module):
@@ -146,8 +143,7 @@ class TokenHead(nn.Module):
         self.projection = nn.Linear(width, num_tokens, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.projection(self.norm(x))
-        return y
+        return self.projection(self.norm(x))
 
 
 def _assemble(
@@ -282,5 +278,4 @@ class RecurrentLayer(nn.Module):
         self.lstm = nn.LSTM(width, width, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.lstm(x)[0]
-        return y
+        return self.lstm(x)[0]

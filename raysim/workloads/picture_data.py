@@ -61,8 +61,7 @@ class _Encoded:
     source: RowSource
 
     def encoded(self, index: int) -> bytes:
-        image: bytes = _arrow_column(self.path)[index].as_py()
-        return image
+        return _arrow_column(self.path)[index].as_py()
 
     def name(self, index: int) -> str:
         return f"in {self.source.row(index + 1)}"

@@ -123,8 +123,7 @@ def _roots(outputs: Sequence[Tensor]) -> list[GradientEdge]:
 
 def _leaf(node: Node) -> Tensor | None:
     """Return the tensor whose gradient a node accumulates, None for other nodes."""
-    leaf: Tensor | None = getattr(node, "variable", None)
-    return leaf
+    return getattr(node, "variable", None)
 
 
 def _leaves_from(nodes: Sequence[Node]) -> list[Tensor]:

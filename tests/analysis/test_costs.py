@@ -57,8 +57,8 @@ def company(folder, names=(*SETTINGS, "dense-7"), **options):
     return dict(zip(names, in_company([folder / name for name in names], **options), strict=True))
 
 
-def stretched(source, target, factor):
-    """Copy a run as a machine that takes `factor` times as long for everything would have recorded it."""
+def stretched(source, target, factor, codec_factor=None):
+    """Copy a run as a machine `factor` times as slow, in codecs `codec_factor` times, would have recorded it."""
     shutil.copytree(source, target)
     for table, names in {
         "actions": ("decode_s", "compute_wall_s", "compute_cpu_s", "encode_s", "start_s", "end_s"),
@@ -67,7 +67,8 @@ def stretched(source, target, factor):
         whole = pq.read_table(target / f"{table}.parquet")
         for name in names:
             place = whole.schema.get_field_index(name)
-            values = np.array(whole[name].to_pylist(), float) * factor
+            codec = codec_factor is not None and name in ("decode_s", "encode_s")
+            values = np.array(whole[name].to_pylist(), float) * (codec_factor if codec else factor)
             whole = whole.set_column(place, whole.schema.field(name), pa.array(values))
         write_table(whole, target / f"{table}.parquet")
     return target
@@ -137,6 +138,17 @@ def test_runs_recorded_on_a_machine_half_as_fast_move_no_ratio_beyond_its_interv
         before, after = (of[name].speedup(of["dense"], networks()) for of in (priced, busy))
         for network, one, other in zip(NETWORKS, before, after, strict=True):
             assert abs(other.value - one.value) <= other.high - other.low, (name, network)
+
+
+@pytest.mark.parametrize(("engine", "covers"), [("ray", True), ("inline", False)])
+def test_interval_of_a_run_on_ray_covers_the_price_of_stages_that_share_no_caches(runs, tmp_path, engine, covers):
+    stretched(runs / "q8", tmp_path / "q8", 1.35, codec_factor=2.0)
+    change_row(tmp_path / "q8", engine=engine)
+    for name in ("100mbps", "free"):
+        (alone,), (one,) = (
+            Replay(folder / "q8", transport="bare").step_s([parse_network(name)]) for folder in (runs, tmp_path)
+        )
+        assert (one.low <= alone.value <= one.high) == covers
 
 
 def test_one_run_of_one_profiled_step_has_an_interval_too(runs, small, tmp_path):

@@ -26,7 +26,7 @@ from raysim.codecs import RandomK
 from raysim.codecs.positions import index_bytes, select_topk
 from raysim.pipeline.groups import average_together
 from raysim.replication import parse_replica_method
-from raysim.replication.blocks import from_blocks, to_blocks
+from raysim.replication.local import from_blocks, to_blocks
 
 STEPS = 8
 MATRIX = {"weight": (40, 60)}

@@ -7,8 +7,15 @@ import torch
 from ranks import RankError, check_refusals, run_ranks
 from torch import nn
 
-from raysim.distributed.frames import Frame, FrameError, read_frame, write_frame
-from raysim.distributed.pipelining import ReceivePacket, SendPacket, compress_stages
+from raysim.distributed.pipelining import (
+    Frame,
+    FrameError,
+    ReceivePacket,
+    SendPacket,
+    compress_stages,
+    read_frame,
+    write_frame,
+)
 from raysim.nn import CompressedLink
 
 CODECS = ("TopK(0.1)", "Quantize(8)")

@@ -13,7 +13,7 @@ from replica_variants import LOCAL, SHAPES, Apart, copy_of, dense_mean, gradient
 
 from raysim.cli.train import exchange_words
 from raysim.codecs.positions import index_bytes
-from raysim.replication.blocks import from_blocks, to_blocks
+from raysim.replication.local import from_blocks, to_blocks
 from raysim.training.checkpoint import load_weights
 from raysim.training.train import train
 from raysim.units import format_bytes

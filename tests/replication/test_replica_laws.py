@@ -14,7 +14,7 @@ from replica_variants import SHAPES, STEPS_PER_EPOCH, Team, average, context, de
 from raysim.codecs import QSGD, Mean, Quantize, RandomK, TopK
 from raysim.pipeline.groups import average_together
 from raysim.replication import parse_replica_method
-from raysim.replication.differences import ReplicaEF21
+from raysim.replication.gathered import ReplicaEF21
 from raysim.replication.low_rank import PowerSGD
 from raysim.replication.sparsified import DGC, RedSync
 
