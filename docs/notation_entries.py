@@ -118,12 +118,12 @@ ENTRIES = {
 INTRODUCTION = """\
 # Notation
 
-Every codec, compressor, replica method, schedule and weight policy is written as a call, such as `ErrorFeedback(TopK(0.1))`. The
-same text is used on the command line, in TOML files, in Parquet and in legends. Arguments at their defaults may be left out.
+Every codec, compressor, replica method, schedule and weight policy is written as a call, such as `ErrorFeedback(TopK(0.1))` in
+`raysim train digits-cnn backward='ErrorFeedback(TopK(0.1))'`. The same text is used on the command line, in TOML files, in Parquet and
+in legends. Arguments at their defaults may be left out.
 
-These pages are generated from the classes. Sizes are counted on packets, without the headers of messages: *activations* are a normal
-tensor of shape (8, 16, 16, 16) after a ReLU, *gradients* the same without the ReLU. A factor of 4 means a quarter of the bytes of
-float32.
+Sizes are counted on packets, without the headers of messages: *activations* are a normal tensor of shape (8, 16, 16, 16) after a ReLU,
+*gradients* the same without the ReLU. A factor of 4 means a quarter of the bytes of float32.
 """
 
 PLUG_IN = (

@@ -116,7 +116,6 @@ def test_replica_gradients_take_these_codecs(notation: str) -> None:
 # MPC.
 
 
-@settings(max_examples=40)
 @given(
     count=st.integers(0, 5000),
     dtype=st.sampled_from(DTYPES),

@@ -94,7 +94,6 @@ def test_byte_shuffle_shrinks_floats() -> None:
     assert x.nbytes / shuffled > 1.17
 
 
-@settings(max_examples=40)
 @given(
     count=st.integers(0, 5000),
     dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.float16, torch.float64]),

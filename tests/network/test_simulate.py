@@ -221,7 +221,6 @@ def test_protocol_nanogpt(
 # Agreement.
 
 
-@settings(max_examples=40)
 @given(st.sampled_from(FAMILIES), st.integers(1, 6), st.integers(1, 7), st.integers(0, 10**6))
 def test_kernel_equals_the_plain_rules(schedule: Schedule, p: int, m: int, seed: int) -> None:
     profile = random_profile(seed, p, m, message_s=0.01, byte_s=1e-5)
@@ -248,7 +247,6 @@ def test_kernel_equals_the_plain_rules(schedule: Schedule, p: int, m: int, seed:
     check_timeline(simulate(schedule, profile, network))
 
 
-@settings(max_examples=40)
 @given(st.sampled_from(FAMILIES), st.integers(1, 6), st.integers(1, 7), st.integers(0, 10**6), st.booleans())
 @example(GPipe(), 1, 1, 7, False)  # whose last phase takes no time
 def test_kernels_agree_without_shared_links(schedule: Schedule, p: int, m: int, seed: int, extras: bool) -> None:
@@ -330,7 +328,6 @@ def test_step_is_never_shorter_than_any_resource(
             assert timeline.pipeline_s >= 8 * (sent[host] + received[host]) / out[host] - 1e-9
 
 
-@settings(max_examples=40)
 @given(
     st.sampled_from(FAMILIES),
     st.integers(2, 5),

@@ -90,7 +90,6 @@ def test_unsupported_schedule_size_is_refused(variant: Variant) -> None:
             variant.schedule.rows(*size)
 
 
-@settings(max_examples=40)
 @given(families, st.integers(1, 20), st.integers(1, 50))
 def test_every_action_once_and_in_order_at_any_size(schedule: Schedule, num_stages: int, num_microbatches: int) -> None:
     check_laws(schedule, num_stages, num_microbatches)

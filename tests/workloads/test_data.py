@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from raysim.codecs.draws import bits64
@@ -80,7 +80,6 @@ def images(augment, count=40, size=8):
 
 
 @given(st.lists(st.integers(0, 39), min_size=1, max_size=12), st.integers(0, 3), st.integers(0, 3))
-@settings(max_examples=40)
 def test_augmentation_does_not_depend_on_the_batch(ids, epoch, key):
     for augment in ("random", "fixed"):
         split = images(augment)
@@ -169,7 +168,6 @@ def test_topics_are_bytes_of_python_help():
 
 
 @given(st.integers(2, 200), st.integers(1, 20))
-@settings(max_examples=40)
 def test_targets_are_inputs_one_token_further_and_samples_cover_the_text(count, length):
     length = min(length, count - 1)
     split = TextSplit(np.arange(count, dtype=np.uint16), length)
