@@ -128,6 +128,7 @@ def _prepare(decision: DecisionState, network: Network) -> None:
 def _race(decision: DecisionState, budget: Any, again: str, ending: Interruption, *, address: str | None) -> None:
     """Race the candidates left, and conclude."""
     from raysim.engine.connection import listen_on_loopback
+    from raysim.limits import release_memory
     from raysim.plugins import trusting
     from raysim.sweeps.decide import RACE
     from raysim.training.start import check_least_memory
@@ -137,6 +138,7 @@ def _race(decision: DecisionState, budget: Any, again: str, ending: Interruption
         f"3 of 3: {len(decision.left)} settings race beside dense within {study.budget.text if study.budget else budget.text}.",
         err=True,
     )
+    release_memory()  # the trials need what the screen has used
     listen_on_loopback(address)
     if not (address or os.environ.get("RAY_ADDRESS")):
         check_least_memory("ray")

@@ -8,9 +8,10 @@ from typing import Any
 
 import psutil
 import pytest
+from torch import nn
 
 from raysim.config import ConfigError
-from raysim.limits import MemoryLimit, node_memory, usable_cpus
+from raysim.limits import MemoryLimit, node_memory, release_memory, usable_cpus
 from raysim.training.start import check_least_memory
 
 V1_NONE = 9223372036854771712  # cgroup v1 has no word for it
@@ -206,3 +207,16 @@ def test_a_model_beyond_its_container_is_refused_in_a_sentence(group, tmp_path):
     )
     assert done.returncode == 2, done.stderr
     assert "GB for its parameters and their copies in stages, but this container may use 1.1 GB." in done.stderr
+
+
+def test_memory_of_unreachable_modules_is_returned():
+    def fill():
+        module = nn.ModuleList(nn.Linear(256, 256) for _ in range(800))  # 210 MB, in blocks that malloc keeps
+        module.itself = [module]
+
+    process, before = psutil.Process(), psutil.Process().memory_info().rss
+    fill()
+    held = process.memory_info().rss - before
+    release_memory()
+    assert held > 150e6
+    assert process.memory_info().rss - before < held / 4
