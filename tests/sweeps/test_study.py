@@ -11,12 +11,14 @@ from raysim.sweeps.objectives import Objective
 from raysim.sweeps.study import Study
 from raysim.sweeps.study_file import read_study, study_names
 
-SIZES = ("sizes-links", "sizes-replicas", "sizes-stages", "sizes-tokens")
+SIZES = ("sizes-links", "sizes-llama", "sizes-ranks", "sizes-replicas", "sizes-stages", "sizes-tokens")
 """Each of their sizes has a dense setting of its own, in the space."""
 WORKERS = {
     "equal-bandwidth-2026": 8,
     "finetune-replicas": 8,
     "sizes-links": 2,
+    "sizes-llama": 2,
+    "sizes-ranks": 2,
     "sizes-replicas": 8,
     "sizes-stages": 8,
     "sizes-tokens": 2,
