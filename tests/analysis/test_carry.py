@@ -145,7 +145,7 @@ def bad_folders(tmp_path):
         write_family(tmp_path / "lacking", lacking),
         "forward=TopK(0.1) has no finished runs to compare with dense at 0.3 M",
     )
-    yield write_family(tmp_path / "dense", []), "runs with compression beside dense runs"
+    yield write_family(tmp_path / "dense", []), "compressed and dense runs of the same seeds"
     yield write_family(tmp_path / "old", [(LOCAL, falling)], num_parameters=None), "records no `num_parameters`"
 
 
