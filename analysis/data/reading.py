@@ -1,4 +1,4 @@
-"""Reading Parquet files of many runs, small ones whole and large ones by columns and rows; and checks of what they hold."""
+"""Read and check the Parquet files of many runs: small ones whole, large ones by columns and rows."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Draw README's picture: loss against bytes on links, for a model trained elsewhere and for a small GPT.
 
-Run `make findings`. Bounds are those of the findings' tables; a setting of one seed has none, and is drawn hollow.
+Run `make findings`. Bounds are those of the findings' tables. A setting with one seed has no bounds and is drawn hollow.
 """
 
 from __future__ import annotations

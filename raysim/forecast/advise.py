@@ -109,7 +109,7 @@ class Advice:
     def remedies(self) -> list[Row]:
         """Return compressed settings in the job's layout that are not known to be harmful, lowest bandwidth first.
 
-        Only those that fit, unless none does.
+        Settings that do not fit are left out if others fit.
         """
         own = [row for row in self.rows if row.way.layout == self.layout and not row.way.dense and not row.known.breaks]
         return sorted([row for row in own if row.fits] or own, key=_hunger)
@@ -166,12 +166,12 @@ def advise(
     own = layout or _pipeline(job)
     _check(job, own, networks, tried)
     links = PER_TOKEN if job.model.scope.kind in (TRANSFORMER, UNKNOWN) else PER_TENSOR
-    mine = _ways(own, local_steps, links)
+    own_ways = _ways(own, local_steps, links)
     ahead = _more_in_flight(job, own) if own.replicas == 1 else []
     forward, backward = PER_TOKEN[-1]
     coded = [replace(way, forward=forward, backward=backward) for way in ahead if links is PER_TOKEN]
     others = [way for each in _others(job, own) for way in _ways(each, local_steps, links)]
-    ways = [mine[0], *ahead, *mine[1:], *coded, *others, *(Proposal(own, *setting[:3]) for setting in tried)]
+    ways = [own_ways[0], *ahead, *own_ways[1:], *coded, *others, *(Proposal(own, *setting[:3]) for setting in tried)]
     template = networks[0] if networks else Network(1e9)
     rows = tuple(_row(job, way, template, networks, costs) for way in dict.fromkeys(ways))
     return Advice(job, own, tuple(networks), rows, chosen=layout is not None, costs=costs)

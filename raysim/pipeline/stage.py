@@ -148,7 +148,7 @@ class Stage:
         return {name: torch.zeros_like(x) if gradient is None else gradient for (name, x), gradient in pairs}
 
     def unreached(self) -> Unreached:
-        """Return the parameters without a gradient so far, and whether the input has none; called before averaging."""
+        """Return the parameters without a gradient so far, and whether the input lacks one; called before averaging."""
         self._unreached -= self.gradients().keys()
         return Unreached(tuple(sorted(self._unreached)), self._input_unreached)
 

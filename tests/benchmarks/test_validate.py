@@ -361,7 +361,7 @@ def test_invalid_cases_are_refused(words, sentence, tmp_path):
 
 
 def test_bytes_outside_packets_are_slope_and_intercept():
-    """Of runs that were made up: 500 bytes of overhead per packet, 70 a step."""
+    """Prices of synthetic runs: 500 bytes of overhead per packet, 70 per step."""
 
     def run(packets):
         links = [
