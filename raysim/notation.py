@@ -79,7 +79,7 @@ def check_integer(field: str, value: object, low: int, high: int | None = None) 
     if isinstance(value, bool) or not whole or value < low or (high is not None and value > high):  # type: ignore[operator]
         limits = f"from {low} to {high}" if high is not None else f"of at least {low}"
         raise ValueError(f"`{field}` must be an integer {limits}, but got {value!r}.")
-    return int(value)  # type: ignore[call-overload]
+    return int(value)  # type: ignore[call-overload, no-any-return]
 
 
 def check_choice(field: str, value: object, choices: Iterable[str]) -> str:
@@ -337,7 +337,7 @@ def _own_class(path: str, names: Mapping[str, type[T]], kind: str) -> type[T]:
             f"`{path}` must be declared with `@dataclass(frozen=True, repr=False)`, so that it can be written."
         )
     own: Any = cls  # `is_dataclass` narrowed the type
-    return own
+    return own  # type: ignore[no-any-return]
 
 
 def _bases(names: Mapping[str, type[T]]) -> tuple[type[Any], ...]:

@@ -37,7 +37,8 @@ class Observation(NamedTuple):
 
 def losses_of(run: Run) -> Losses:
     """Return the training losses of a run, by step."""
-    return run.steps.sort_values("step")["loss"].to_numpy(float)
+    losses: Losses = run.steps.sort_values("step")["loss"].to_numpy(float)
+    return losses
 
 
 def chances_of(row: Mapping[str, Any]) -> dict[str, float]:

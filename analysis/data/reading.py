@@ -38,7 +38,8 @@ _NUMPY_HAS_NO_NULL: dict[pa.DataType, Any] = {
 
 def to_frame(table: pa.Table) -> pd.DataFrame:
     """Return a table in pandas with its types kept: integers and booleans stay so if some are missing."""
-    return table.to_pandas(types_mapper=_NUMPY_HAS_NO_NULL.get)
+    frame: pd.DataFrame = table.to_pandas(types_mapper=_NUMPY_HAS_NO_NULL.get)
+    return frame
 
 
 def unreadable(file: Place, error: Exception) -> str:

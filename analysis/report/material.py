@@ -249,7 +249,8 @@ class Material:
     def steps_s(self, runs: Iterable[str], networks: Sequence[Network]) -> list[float]:
         """Return the mean seconds of a step of priced runs on each network, without intervals."""
         seconds = self.priced(runs, lambda replay: replay.step_seconds(networks).mean(axis=1))
-        return np.mean(seconds, axis=0).tolist()
+        means: list[float] = np.mean(seconds, axis=0).tolist()
+        return means
 
     def priced(self, runs: Iterable[str], of: Callable[[Replay], T]) -> list[T]:
         """Return a figure for each run that can be priced, and skip the others."""

@@ -73,7 +73,8 @@ def weighted_quantile(values: Floats, weights: Floats, quantiles: Floats) -> Flo
     order = np.argsort(values, axis=1, kind="stable")
     values, weights = np.take_along_axis(values, order, 1), np.take_along_axis(weights, order, 1)
     reached = np.cumsum(weights, axis=1) >= quantiles[:, None] * weights.sum(axis=1, keepdims=True)
-    return np.take_along_axis(values, np.argmax(reached, axis=1)[:, None], 1)[:, 0]
+    result: Floats = np.take_along_axis(values, np.argmax(reached, axis=1)[:, None], 1)[:, 0]
+    return result
 
 
 def crossing(bandwidths: Floats, ratios: Floats) -> float:

@@ -45,7 +45,8 @@ def pack(values: torch.Tensor, width: int) -> torch.Tensor:
     if width == 8:
         return values.to(torch.uint8)
     if kernel := kernels.find("packing.pack", values):
-        return kernel(values, width)
+        packed: torch.Tensor = kernel(values, width)
+        return packed
     if width > 8:
         shifts = torch.arange(width - 1, -1, -1, device=values.device)
         return pack_bits((values.long()[:, None] >> shifts & 1).view(-1).bool())
@@ -72,7 +73,8 @@ def unpack_bytes(packed: torch.Tensor, count: int, width: int) -> torch.Tensor:
     if width == 8:
         return packed
     if kernel := kernels.find_on("packing.unpack", packed.device, count):
-        return kernel(packed, count, width)
+        values: torch.Tensor = kernel(packed, count, width)
+        return values
     if width > 8:
         shifts = torch.arange(width - 1, -1, -1, device=packed.device)
         bits = unpack_bits(packed, count * width).view(count, width).long()

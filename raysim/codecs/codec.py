@@ -26,7 +26,8 @@ class _Dtypes(Mapping[str, "torch.dtype"]):
     def __getitem__(self, name: str) -> torch.dtype:
         if name not in self._NAMES:
             raise KeyError(name)
-        return getattr(torch, name)
+        dtype: torch.dtype = getattr(torch, name)
+        return dtype
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._NAMES)

@@ -106,7 +106,8 @@ def group_sums(x: torch.Tensor, layout: Layout, of: str, center: float = 0.0) ->
     if not layout.numel:
         return torch.zeros(layout.groups, dtype=torch.float64, device=x.device)
     if layout.inner > 1 and (kernel := kernels.find("linear.group_sums", x)):
-        return kernel(x, layout, list(_TERMS).index(of), center)
+        sums: torch.Tensor = kernel(x, layout, list(_TERMS).index(of), center)
+        return sums
     values = x.reshape(-1).double()
     values = _TERMS[of]((values - center).float().double() if center else values)
     missing = -layout.numel % (layout.groups * layout.inner)

@@ -47,7 +47,8 @@ def select_with_values(x: torch.Tensor, kept: int) -> _Selected:
     if not x.numel() or not kept:
         return torch.empty(0, dtype=torch.int64, device=x.device), torch.empty(0, dtype=x.dtype, device=x.device)
     if select := kernels.find("select.select_rows", x):
-        return select(x, kept, not_finite())
+        selected: _Selected = select(x, kept, not_finite())
+        return selected
     magnitudes = x.abs()
     greatest = magnitudes.topk(kept, dim=1, sorted=False).values
     if not torch.isfinite(greatest).all():  # NaN and infinity rank above all numbers
@@ -70,7 +71,8 @@ def select_at_least(x: torch.Tensor, floor: float) -> _Selected:
     NaN and infinity are included.
     """
     if select := kernels.find("select.select_at_least", x):
-        return select(x, _pattern(floor, x.dtype))
+        selected: _Selected = select(x, _pattern(floor, x.dtype))
+        return selected
     positions = _reaches(x, floor).nonzero().view(-1)
     return positions, x[positions]
 
@@ -122,7 +124,8 @@ def encode_positions(positions: torch.Tensor, total: int, form: str) -> dict[str
             raise ValueError(f"`index='int32'` counts to {2**31}, but got a tensor of {total} values. Use 'auto'.")
         return {"int32": to_bytes(positions.to(torch.int32))}
     if kernel := kernels.find_on("packing.encode_positions", positions.device, total):  # on the CPU
-        return kernel(positions, total, form)
+        arrays: dict[str, np.ndarray] = kernel(positions, total, form)
+        return arrays
     if form == "bitmap":
         return {"bitmap": to_bytes(_set_bits(positions, total))}
     width, length = elias_fano_sizes(len(positions), total)
@@ -133,7 +136,8 @@ def encode_positions(positions: torch.Tensor, total: int, form: str) -> dict[str
 def _set_bits(positions: torch.Tensor, length: int, width: int | None = None) -> torch.Tensor:
     """Return a bitmap of `length` bits with those at `positions` set; with `width` those at (position >> width) + index."""
     if set_bits := kernels.find_on("packing.set_bits", positions.device, length):
-        return set_bits(positions, length, width)
+        bitmap: torch.Tensor = set_bits(positions, length, width)
+        return bitmap
     if width is not None:
         positions = (positions >> width) + torch.arange(len(positions), device=positions.device)
     return pack_bits(torch.zeros(length, dtype=torch.bool, device=positions.device).index_fill_(0, positions, True))
@@ -188,7 +192,8 @@ def misplaced(packet: Packet, kept: int) -> ValueError:
 def expand(packet: Packet, values: torch.Tensor) -> torch.Tensor:
     """Return the flat tensor of a packet: `values` at its positions, zeros elsewhere; raises ValueError on a mismatch."""
     if "int32" not in packet.arrays and (kernel := kernels.find("packing.expand", values)):
-        return kernel(packet, values.contiguous())
+        x: torch.Tensor = kernel(packet, values.contiguous())
+        return x
     return scatter(decode_positions(packet, len(values), values.device), values, packet.numel)
 
 
@@ -198,7 +203,8 @@ def scatter(positions: torch.Tensor, values: torch.Tensor, numel: int) -> torch.
     On a GPU, a pending error may still report damaged positions; nothing is written outside the tensor even then.
     """
     if fill := kernels.find("packing.scatter", values):
-        return fill(positions, values.contiguous(), numel)
+        filled: torch.Tensor = fill(positions, values.contiguous(), numel)
+        return filled
     x = torch.zeros(numel, dtype=values.dtype, device=values.device)
     return x.index_copy_(0, positions, values)
 

@@ -154,7 +154,8 @@ def factors(width: int) -> np.ndarray:
     sizes = np.repeat(tiles_of(width), tiles_of(width))
     i = np.arange(width)
     odd = (i & i >> 1 ^ i >> 2 & i >> 3 ^ i >> 4 & i >> 5) & 1
-    return ((1 - 2 * odd) / np.sqrt(sizes)).astype(np.float32)
+    result: np.ndarray = ((1 - 2 * odd) / np.sqrt(sizes)).astype(np.float32)
+    return result
 
 
 @functools.cache

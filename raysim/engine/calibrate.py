@@ -136,7 +136,8 @@ def _perform(actors: Sequence[Any], method: str, *arguments: Any) -> list[Any]:
 def _fetch(calls: list[Any]) -> list[Any]:
     import ray
 
-    return ray.get(calls, timeout=TIMEOUT_S)
+    results: list[Any] = ray.get(calls, timeout=TIMEOUT_S)
+    return results
 
 
 def _hop(actors: Sequence[Any], size: int) -> Hop:

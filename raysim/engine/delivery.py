@@ -74,7 +74,8 @@ def pieces(parts: Parts, call_bytes: int) -> Iterator[np.ndarray]:
 
 def join_pieces(arrays: Sequence[np.ndarray]) -> Parts:
     """Return a message's parts from all arrays of `pieces`, in order."""
-    return pickle.loads(np.concatenate(arrays).data)
+    parts: Parts = pickle.loads(np.concatenate(arrays).data)
+    return parts
 
 
 def find_limits(actors: Sequence[Any], fetch: Fetch, *, near: bool) -> Limits:

@@ -74,7 +74,8 @@ class Engine(ABC):
         facts = self._fetch([self._submit(worker, "device_facts") for worker in workers])
         owners = [self.plan.worker(replica, stage) for replica, stage in self.plan.places]
         check_devices(self.plan.config, self.all_memories, owners, facts, self.gpu_share)
-        return facts[0]
+        first: DeviceFacts | None = facts[0]
+        return first
 
     def loss(self) -> WorkerLostError | None:
         """Return the error if Ray's servers are lost, else None; any other error may be its consequence."""
@@ -172,7 +173,8 @@ class Engine(ABC):
 
     def state_of(self, worker: int) -> np.ndarray:
         """Return a worker's part of a checkpoint."""
-        return self._fetch([self._submit(worker, "state")])[0]
+        state: np.ndarray = self._fetch([self._submit(worker, "state")])[0]
+        return state
 
     def state(self) -> list[np.ndarray]:
         """Return the state of every worker."""

@@ -107,4 +107,5 @@ def _break_off(turns: Turns[Any], take: Receive | None) -> Any:
 def _forked_random() -> AbstractContextManager[None]:
     """Restore torch's random state afterwards: stages seed the generator, which is the caller's here."""
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
-    return torch.random.fork_rng(devices)
+    context: AbstractContextManager[None] = torch.random.fork_rng(devices)
+    return context

@@ -106,7 +106,7 @@ def _run(job: Job, way: Proposal, profile: Profile, networks: Sequence[Network],
     groups = [[network] for network in networks] if _differ(networks) else [networks]
     own = [costs for group in groups for costs in step.profiles(group)]
     if way.layout.workers == replicas == 1:  # only shards cross the network, and their seconds are in the actions
-        return waiting(own, [FREE])[0]
+        return waiting(own, [FREE])[0]  # type: ignore[no-any-return]
     return np.concatenate([waiting(costs, [network])[:, 0] for costs, network in zip(own, networks, strict=True)])
 
 

@@ -53,7 +53,8 @@ class Together:
 
 
 def _slots(part: torch.optim.Optimizer) -> dict[int, Any]:
-    return part.state_dict()["state"]
+    slots: dict[int, Any] = part.state_dict()["state"]
+    return slots
 
 
 def make_optimizer(

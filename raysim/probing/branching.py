@@ -142,7 +142,8 @@ def _linked(cuts: Sequence[nn.Module], candidate: str, num_microbatches: int, se
             if not isinstance(output, Tensor):
                 raise ValueError(f"`cuts` must be modules that return a tensor, but got {type(output).__name__}.")
             link.train(module.training)
-            return link(output)
+            received: Tensor = link(output)
+            return received
 
         hooks.append(cut.register_forward_hook(cross))
     try:

@@ -96,7 +96,8 @@ class Run:
             raise RecordsError(printable(f"{self.folder / 'run.parquet'} cannot be read: {error}.")) from None
         if len(table) != 1 or "status" not in table.column_names:
             raise RecordsError(f"{self.folder / 'run.parquet'} must have one row, of a run, but has {len(table)}.")
-        return identified(printable_rows(table)).to_pylist()[0]
+        row: dict[str, Any] = identified(printable_rows(table)).to_pylist()[0]
+        return row
 
     @property
     def measures(self) -> dict[str, Measure]:
@@ -150,7 +151,8 @@ class Run:
             if table_files(self.folder, name) != files:  # changed by the run's process in the meantime
                 return self._table(name)
             raise RecordsError(printable(f"The table {name!r} of {self.folder} cannot be read: {error}.")) from None
-        return printable_rows(table).to_pandas()
+        frame: pd.DataFrame = printable_rows(table).to_pandas()
+        return frame
 
 
 def with_replicas(links: pd.DataFrame) -> pd.DataFrame:

@@ -207,4 +207,5 @@ def _from_first(own: list[float], context: ReplicaContext) -> Rounds[list[float]
     """Broadcast the numbers of replica 0 and return them."""
     packet = Identity().encode(torch.tensor(own, dtype=torch.float64))
     received = yield RoundPackets(everyone={"norms": packet} if context.replica == 0 else {})
-    return received[0]["norms"].decode().tolist()
+    values: list[float] = received[0]["norms"].decode().tolist()
+    return values

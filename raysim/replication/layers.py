@@ -78,7 +78,8 @@ class Layered(ReplicaMethod):
             return Averaged((yield from exempt), memory)
         dense, averaged = yield from run_together(exempt, self.compress(compressed, memory, context))
         means = {**dense, **averaged.gradients}
-        return replace(averaged, gradients={name: means[name] for name in gradients})
+        result: Averaged = replace(averaged, gradients={name: means[name] for name in gradients})
+        return result
 
     def compressed_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
         """Return the shapes of the compressed tensors."""

@@ -28,7 +28,8 @@ def parse_toml(text: str) -> dict[str, Any]:
     """
     if "." in text and _LONG_KEY.search(re.sub(_SKIPPED, "_", text)):
         raise ValueError(f"a key has more than {DEEPEST} parts")
-    return _parsed(text, tomllib.loads, LARGEST_TOML)
+    values: dict[str, Any] = _parsed(text, tomllib.loads, LARGEST_TOML)
+    return values
 
 
 def parse_json(text: str) -> Any:

@@ -142,4 +142,5 @@ def _as_given(y: Tensor, x: Tensor) -> Tensor:
 def _nearest_orthonormal(basis: Tensor) -> Tensor:
     """Return the nearest matrix with orthonormal columns, the polar factor."""
     left, _, right = torch.linalg.svd(basis.double(), full_matrices=False)
-    return (left @ right).to(basis.dtype)
+    nearest: Tensor = (left @ right).to(basis.dtype)
+    return nearest

@@ -94,7 +94,8 @@ class TokenEmbedding(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.dropout(self.token(x) + self.position.weight[: x.shape[1]])
+        y: Tensor = self.dropout(self.token(x) + self.position.weight[: x.shape[1]])
+        return y
 
 
 class Attention(nn.Module):
@@ -113,7 +114,8 @@ class Attention(nn.Module):
         query, key, value = heads.permute(2, 0, 3, 1, 4).unbind()
         rate = self.attention_dropout if self.training else 0.0
         y = F.scaled_dot_product_attention(query, key, value, dropout_p=rate, is_causal=True)
-        return self.dropout(self.projection(y.transpose(1, 2).flatten(2)))
+        z: Tensor = self.dropout(self.projection(y.transpose(1, 2).flatten(2)))
+        return z
 
 
 class DecoderBlock(nn.Module):
@@ -131,7 +133,8 @@ class DecoderBlock(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attention(self.norm1(x))
         y = F.gelu(self.expansion(self.norm2(x)), approximate="tanh")
-        return x + self.dropout(self.projection(y))
+        z: Tensor = x + self.dropout(self.projection(y))
+        return z
 
 
 class TokenHead(nn.Module):
@@ -143,7 +146,8 @@ class TokenHead(nn.Module):
         self.projection = nn.Linear(width, num_tokens, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.projection(self.norm(x))
+        y: Tensor = self.projection(self.norm(x))
+        return y
 
 
 def _assemble(
@@ -278,4 +282,5 @@ class RecurrentLayer(nn.Module):
         self.lstm = nn.LSTM(width, width, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.lstm(x)[0]
+        y: Tensor = self.lstm(x)[0]
+        return y

@@ -126,7 +126,7 @@ def import_function(kind: str, name: str) -> Callable[..., Any]:
     Raises ValueError, whose sentence calls it a `kind` ("Model").
     """
     try:
-        return import_object(name, "function")
+        return import_object(name, "function")  # type: ignore[no-any-return]
     except ValueError as error:
         raise ValueError(f"{kind} {error}") from error
 

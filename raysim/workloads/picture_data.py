@@ -61,7 +61,8 @@ class _Encoded:
     source: RowSource
 
     def encoded(self, index: int) -> bytes:
-        return _arrow_column(self.path)[index].as_py()
+        image: bytes = _arrow_column(self.path)[index].as_py()
+        return image
 
     def name(self, index: int) -> str:
         return f"in {self.source.row(index + 1)}"

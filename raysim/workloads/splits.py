@@ -170,7 +170,7 @@ class Mapped:
 @cache
 def _mapped(path: str) -> NDArray[Any]:
     try:
-        return np.load(path, mmap_mode="r")
+        return np.load(path, mmap_mode="r")  # type: ignore[no-any-return]
     except OSError as error:
         raise ValueError(
             f"The array {path} cannot be read ({error.strerror or error}). "
@@ -236,7 +236,7 @@ def cached_rows(kind: str, files: Iterable[Path], options: object, write: Callab
     """Return the array in a cached .npy file, see `cached`: in memory if small, else memory-mapped."""
     path = cached(kind, files, options, write, ".npy")
     if path.stat().st_size <= IN_MEMORY:
-        return np.load(path)
+        return np.load(path)  # type: ignore[no-any-return]
     return Mapped(str(path), 0, len(np.load(path, mmap_mode="r")))
 
 

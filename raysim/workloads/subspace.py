@@ -200,7 +200,8 @@ class LastBlock(nn.Module):
         name, code = only_float(value)
         rest = {other: x for other, x in value.items() if other not in ("tokens", name)}
         x = self.subspace.decode(code, whole_tokens(value["tokens"]))
-        return self.block(argument_of({name if rest else UNNAMED: x, **rest}))
+        y: ModuleValue = self.block(argument_of({name if rest else UNNAMED: x, **rest}))
+        return y
 
 
 class InnerBlock(LastBlock):

@@ -123,7 +123,8 @@ def _roots(outputs: Sequence[Tensor]) -> list[GradientEdge]:
 
 def _leaf(node: Node) -> Tensor | None:
     """Return the tensor whose gradient a node accumulates, None for other nodes."""
-    return getattr(node, "variable", None)
+    leaf: Tensor | None = getattr(node, "variable", None)
+    return leaf
 
 
 def _leaves_from(nodes: Sequence[Node]) -> list[Tensor]:

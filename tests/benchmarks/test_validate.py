@@ -361,7 +361,7 @@ def test_invalid_cases_are_refused(words, sentence, tmp_path):
 
 
 def test_bytes_outside_packets_are_slope_and_intercept():
-    """Prices of synthetic runs: 500 bytes of overhead per packet, 70 per step."""
+    """Synthetic runs have 500 bytes of overhead per packet, 70 per step."""
 
     def run(packets):
         links = [
