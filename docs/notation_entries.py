@@ -97,6 +97,7 @@ ENTRIES = {
         "Interleaved1F1B": Entry("Interleaved1F1B(2)", "Fast links: a smaller bubble for more packets."),
         "ZBH1": Entry("ZBH1", "A smaller bubble in the memory of 1F1B."),
         "ZBH2": Entry("ZBH2", "No bubble between post-validated steps, in twice the memory."),
+        "ZB": Entry("ZB(weight=0.5, memory=2)", "An order searched for your times and memory."),
         "ZBV": Entry("ZBV", "The same in the memory of 1F1B, for more packets."),
         "DualPipeV": Entry("DualPipeV", "Comparison with DeepSeek's schedule, whose pairs overlap."),
         "Custom": Entry(

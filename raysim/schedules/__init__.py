@@ -8,6 +8,7 @@ from raysim.schedules.actions import Action, Row
 from raysim.schedules.arrays import PostValidatedSteps, StepsOnEnd, Unflushed
 from raysim.schedules.families import (
     SCHEDULES,
+    ZB,
     ZBH1,
     ZBH2,
     ZBV,
@@ -22,6 +23,7 @@ from raysim.schedules.families import (
 
 __all__ = [
     "SCHEDULES",
+    "ZB",
     "ZBH1",
     "ZBH2",
     "ZBV",

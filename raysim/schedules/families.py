@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from itertools import count
 from typing import ClassVar
 
-from raysim.notation import Notation, check_integer, parse_notation
+from raysim.notation import Notation, check_integer, check_real, parse_notation
 from raysim.schedules.actions import Action, Row, read_csv
+from raysim.schedules.zero_bubble import Costs, pattern, search
 
 
 class Schedule(Notation, ABC):
@@ -160,7 +161,7 @@ class ZBH1(Schedule):
     """
 
     def ops(self, stage: int, num_stages: int, num_microbatches: int) -> str:
-        return _split_1f1b(num_stages - 1 - stage, stage, num_microbatches)
+        return pattern(stage, num_stages, num_microbatches, warmup=1)
 
 
 @dataclass(frozen=True, repr=False)
@@ -175,7 +176,34 @@ class ZBH2(Schedule):
     """
 
     def ops(self, stage: int, num_stages: int, num_microbatches: int) -> str:
-        return _split_1f1b(2 * (num_stages - 1 - stage), 2 * stage, num_microbatches)
+        return pattern(stage, num_stages, num_microbatches, warmup=2)
+
+
+@dataclass(frozen=True, repr=False)
+class ZB(Schedule):
+    """Split backwards in an order searched for given times and memory (ZB-1p, ZB-2p; Qi et al. 2023, 2401.10241).
+
+    Times of a microbatch and stage, in any unit: forward, backward for inputs, backward for weights, message. `memory` is a multiple
+    of 1F1B's; `kept` is the share of a microbatch's memory that is held from B to W, in raysim all of it.
+
+    >>> print(*ZB(weight=0.5, memory=2).row(0, num_stages=2, num_microbatches=4))
+    0F0 0F1 0F2 0B0 0F3 0B1 0W0 0W1 0B2 0W2 0B3 0W3
+    """
+
+    forward: float = 1.0
+    input: float = 1.0
+    weight: float = 1.0
+    message: float = 0.0
+    memory: float = 1.0
+    kept: float = 1.0
+
+    def __post_init__(self) -> None:
+        limits = {"message": (0, 1e9), "memory": (1, 1e9), "kept": (0, 1)}
+        for name, value in vars(self).items():
+            self._coerce(**{name: check_real(name, value, *limits.get(name, (1e-9, 1e9)))})
+
+    def ops(self, stage: int, num_stages: int, num_microbatches: int) -> str:
+        return search(Costs(**vars(self)), num_stages, num_microbatches)[stage]
 
 
 class VShaped(WorkerSchedule):
@@ -308,7 +336,7 @@ class Custom(WorkerSchedule):
 
 
 SCHEDULES: dict[str, type[Schedule]] = {
-    cls.name(): cls for cls in (GPipe, OneFOneB, Interleaved1F1B, ZBH1, ZBH2, ZBV, DualPipeV, Custom)
+    cls.name(): cls for cls in (GPipe, OneFOneB, Interleaved1F1B, ZBH1, ZBH2, ZB, ZBV, DualPipeV, Custom)
 }
 """All schedule families, by name in the notation."""
 
@@ -320,12 +348,3 @@ def parse_schedule(text: str) -> Schedule:
     (1F1B(extra_warmup=2), Interleaved1F1B(2))
     """
     return parse_notation(text, SCHEDULES, kind="schedule")
-
-
-def _split_1f1b(warmup: int, delay: int, num_microbatches: int) -> str:
-    """Return the letters of a 1F1B row with each W delayed by `delay` backwards."""
-    warmup, delay = min(warmup, num_microbatches), min(delay, num_microbatches)
-    letters = "F" * warmup
-    for m in range(num_microbatches):
-        letters += ("F" if warmup + m < num_microbatches else "") + "B" + ("W" if m >= delay else "")
-    return letters + "W" * delay

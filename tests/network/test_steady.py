@@ -12,7 +12,7 @@ from raysim.network.profile import Profile
 from raysim.network.simulate import simulate, step_seconds
 from raysim.network.timeline_views import trace_events
 from raysim.network.topology import Network
-from raysim.schedules import ZBH1, ZBH2, ZBV, DualPipeV, Interleaved1F1B, OneFOneB, PostValidatedSteps, Unflushed
+from raysim.schedules import ZB, ZBH1, ZBH2, ZBV, DualPipeV, Interleaved1F1B, OneFOneB, PostValidatedSteps, Unflushed
 from raysim.schedules.actions import dependency
 
 FREE = parse_network("free")
@@ -268,3 +268,37 @@ def test_zero_bubble_has_none_with_post_validation() -> None:
         for schedule, bubble in bubbles.items():
             found = simulate(PostValidatedSteps(schedule), whole, FREE, num_microbatches=m)
             assert found.step_s == 3 * m + bubble
+
+
+def spans(schedule, costs: ZB, p: int, m: int) -> tuple[float, float]:
+    """Return the longest time from a worker's first to its last action, and when the last one ends."""
+    profile = Profile.uniform(p, costs.forward, costs.input, weight_s=costs.weight)
+    start_s, end_s = simulate(schedule, profile, Network(np.inf, latency_s=costs.message), num_microbatches=m).times[
+        :2, 0
+    ]
+    return float(np.max(np.nanmax(end_s, axis=(1, 2)) - np.nanmin(start_s, axis=(1, 2)))), float(np.nanmax(end_s))
+
+
+@settings(max_examples=40)
+@given(
+    st.builds(ZB, *[st.floats(0.2, 2.0)] * 3, message=st.floats(0.0, 1.0), memory=st.sampled_from([1.0, 1.5, 2.0])),
+    st.integers(1, 8),
+    st.integers(1, 20),
+)
+def test_a_searched_order_is_no_slower_than_the_fixed_ones_in_its_memory(costs, p, m) -> None:
+    searched = spans(costs, costs, p, m)
+    for fixed in [ZBH1(), *([ZBH2()] if costs.memory == 2 else [])]:
+        assert searched[0] <= spans(fixed, costs, p, m)[0] * (1 + 1e-9)
+
+
+def test_a_searched_order_comes_close_to_the_bounds_for_published_times() -> None:
+    """Times of 1.5 and 6.2 B parameters in tables 4 and 9 of Qi et al. 2023, whose ZB-2p keeps some of a microbatch until W."""
+    for times, kept in (((18.522, 18.086, 9.337, 0.601), 0.366), ((29.718, 29.444, 19.927, 0.527), 0.432)):
+        p, m, (forward, backward, weight, message) = 8, 24, times
+        work, trips = m * sum(times[:3]), 2 * (p - 1) * message
+        last = (p - 1 + m) * (forward + backward) + trips + weight  # the last stage runs no W before its last B
+        costs = ZB(*times, memory=2, kept=kept)
+        span, end = spans(costs, costs, p, m)
+        assert max(work, last) <= span <= 1.003 * max(work, last)
+        assert end == pytest.approx(work + (p - 1) * (forward + message))  # the last stage never waits
+        assert spans(ZBH2(), costs, p, m)[0] > 1.05 * span

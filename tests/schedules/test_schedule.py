@@ -25,6 +25,7 @@ from raysim.schedules.actions import (
 )
 from raysim.schedules.families import (
     SCHEDULES,
+    ZB,
     ZBH1,
     ZBH2,
     ZBV,
@@ -41,6 +42,8 @@ variants = pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: vari
 FAMILIES = [variant.schedule for variant in VARIANTS if variant.sizes == SIZES]
 every_family = pytest.mark.parametrize("schedule", FAMILIES, ids=repr)
 
+times, share = st.floats(0.1, 3.0), st.floats(0.0, 1.0)
+searched = st.builds(ZB, times, times, times, message=share, memory=st.floats(1.0, 3.0), kept=share)
 families = st.one_of(
     st.sampled_from([GPipe(), ZBH1(), ZBH2()]), st.builds(OneFOneB, st.integers(0, 40), st.integers(1, 9))
 )
@@ -138,6 +141,20 @@ def test_more_memory_gives_smaller_bubble() -> None:
         assert [peak_in_flight(row) for row in ZBH2().rows(p, m)] == [2 * p - 1] * p
         assert [peak_in_flight(row) for row in ZBV().rows(2 * p, m)] == [2 * p] * p  # of half the layers each
         assert {peak_in_flight(row) for row in DualPipeV().rows(2 * p, m)} == {2 * p + 1}
+
+
+@settings(max_examples=30)
+@given(searched, st.integers(1, 6), st.integers(1, 16))
+def test_a_searched_order_keeps_the_laws_within_its_memory(
+    schedule: ZB, num_stages: int, num_microbatches: int
+) -> None:
+    check_laws(schedule, num_stages, num_microbatches)
+    for stage in range(num_stages):
+        counts = Counter[str]()
+        for op in schedule.ops(stage, num_stages, num_microbatches):
+            counts[op] += 1
+            held = counts["F"] - counts["B"] + schedule.kept * (counts["B"] - counts["W"])
+            assert held <= schedule.memory * num_stages + 1e-9
 
 
 def test_gpipe_row() -> None:
@@ -375,7 +392,7 @@ def test_missing_csv_is_refused() -> None:
         parse_schedule("Custom('none.csv')")
 
 
-@given(families)
+@given(st.one_of(families, searched))
 def test_notation_round_trip(schedule: Schedule) -> None:
     again = parse_schedule(repr(schedule))
     assert again == schedule
