@@ -90,7 +90,7 @@ class Timings(Strict):
     message_s: Seconds = 0.0
     """Measured seconds of a message on any network, added to the network's own for `message_bytes`."""
     blocking_sends: bool = False
-    """Whether the sender computes nothing during `message_s`."""
+    """Whether the sender computes nothing until its message has arrived."""
     send_byte_s: Seconds = 0.0
     """Sender's seconds for each sent byte, such as copies by the host."""
     encode_s: ByStage = 0.0
@@ -127,8 +127,8 @@ class Timings(Strict):
                 raise ValueError(
                     f"`{name}` must have a value for each of {self.num_stages} stages, but has {len(value)}."
                 )
-        if self.blocking_sends and not self.message_s:
-            raise ValueError("`blocking_sends` keeps the sender busy for `message_s`, which must be given with it.")
+        if self.blocking_sends and not (self.message_s or np.any(self.message_bytes)):
+            raise ValueError("`blocking_sends` needs messages: give `message_bytes`, `message_s` or both.")
         self._check_sharding()
         return self
 
@@ -175,6 +175,7 @@ class Timings(Strict):
             gradient_bytes=self._by_stage(0.0 if self.sharding else self.gradient_bytes),
             call_s=self.message_s if self.blocking_sends else 0.0,
             message_s=0.0 if self.blocking_sends else self.message_s,
+            blocking=self.blocking_sends,
             step_s=self.step_s,
             microbatch_samples=self.microbatch_samples,
             source=self.source,

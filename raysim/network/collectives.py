@@ -16,8 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -267,11 +269,18 @@ def total_seconds(exchanges: Sequence[Collective], networks: Sequence[Network]) 
             priced[key] = round_seconds(traffic, networks)
         return priced[key]
 
-    totals = [
-        each.codec_s + each.repeats * sum(times * seconds(traffic) for times, traffic in each.rounds)
-        for each in exchanges
-    ]
-    return np.array([np.broadcast_to(total, len(networks)) for total in totals]).reshape(len(exchanges), len(networks))
+    known = _known_seconds(tuple(networks))
+    for each in exchanges:
+        if each not in known:
+            rounds_s = sum(times * seconds(traffic) for times, traffic in each.rounds)
+            known[each] = np.broadcast_to(each.codec_s + each.repeats * rounds_s, len(networks))
+    return np.array([known[each] for each in exchanges]).reshape(len(exchanges), len(networks))
+
+
+@lru_cache(maxsize=16)
+def _known_seconds(networks: tuple[Network, ...]) -> WeakKeyDictionary[Collective, Floats]:
+    """Return the seconds of collectives priced on these networks before, such as for another placement."""
+    return WeakKeyDictionary()
 
 
 Turns = list[tuple[int, list[Sends]]]

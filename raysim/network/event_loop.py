@@ -3,8 +3,7 @@
 Wires are fluid: active messages share ports max-min fairly, like long TCP flows. Messages between two hosts are sent one at a time.
 A packet may take several messages: the receiver requests it, and requests queue behind packets in the other direction. Cores are
 also fluid: the active threads of a machine get equal shares of its cores. A worker event scans all workers, and a wire event all
-channels, so the kernel is meant for hundreds of workers, not thousands. If nothing is shared, its results equal those of
-`fast_path.py`.
+channels, so the kernel is meant for hundreds of workers. If nothing is shared, its results equal those of `fast_path.py`.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Records = NDArray[Any]
 F64 = NDArray[np.float64]
 I64 = NDArray[np.int64]
 
-WAITING, DECODE, COMPUTE, ENCODE, DONE = 0, 1, 2, 3, 4  # phases of a worker
+WAITING, DECODE, COMPUTE, ENCODE, DONE, SENDING = 0, 1, 2, 3, 4, 5  # phases of a worker; SENDING if sends block
 
 helper = njit(cache=True, forceinline=True)
 
@@ -53,7 +52,7 @@ class State(NamedTuple):
 
 
 @njit(cache=True, nogil=True)
-def run_shared(state: State, message_s: float, byte_s: float, seed: int) -> int:
+def run_shared(state: State, message_s: float, byte_s: float, blocking: bool, seed: int) -> int:
     """Simulate the step in `progress`, `workers` and `done_s`; return the number of executed actions, fewer on a deadlock."""
     rows, actions, costs, progress, workers, machines, posted, channels, buckets, ports, done_s = state
     active = np.empty(len(channels), np.int64)
@@ -73,7 +72,7 @@ def run_shared(state: State, message_s: float, byte_s: float, seed: int) -> int:
         now = max(now, soonest)
         ended = next_phase <= now
         if ended:
-            count += _finish_phases(actions, costs, progress, workers, posted, done_s, message_s, byte_s, now)
+            count += _finish_phases(actions, costs, progress, workers, posted, done_s, message_s, byte_s, blocking, now)
         delivered, wires_changed = _move_packets(actions, costs, progress, posted, channels, buckets, seed, now)
         workers_changed = ended or delivered
 
@@ -85,6 +84,9 @@ def _start_actions(
     """Start the next action of each waiting worker if its packet has arrived."""
     for a in range(workers.shape[0]):
         worker = workers[a]
+        if worker.phase == SENDING and progress[worker.action].delivered:
+            worker.phase = WAITING
+            worker.free_s = now
         if worker.phase != WAITING:
             continue
         if worker.head == worker.stop:
@@ -142,6 +144,7 @@ def _finish_phases(
     done_s: F64,
     message_s: float,
     byte_s: float,
+    blocking: bool,
     now: float,
 ) -> int:
     """Advance workers whose phase is over, and post the packets of finished actions; return the number of finished actions."""
@@ -158,7 +161,7 @@ def _finish_phases(
             _begin_phase(worker, ENCODE, cost.encode_s, now)
         else:
             finished += 1
-            worker.phase = WAITING
+            worker.phase = SENDING if blocking and actions[action].queue >= 0 else WAITING
             worker.finish = np.inf
             worker.head += 1
             worker.free_s = now

@@ -41,6 +41,8 @@ class Inputs(NamedTuple):
     """One-way latencies paid per packet, by the same axes."""
     overheads: F64
     """By (profile, 3): seconds to hand a packet over, per message, and per byte."""
+    blocking: NDArray[np.bool_]
+    """By profile: a worker goes on when its packet has arrived."""
     seeds: I64
     """By profile."""
     costs: Costs
@@ -98,6 +100,7 @@ class OrderedWiring:
                 wire_bytes=_stack([each.moved_bytes[r] for each in profiles]),
                 trips=_stack([each.trips[r] for each in profiles]),
                 overheads=np.array([(each.call_s, each.message_s, each.byte_s) for each in profiles]),
+                blocking=np.array([each.blocking for each in profiles]),
                 seeds=(seed + np.arange(count)) * REPLICA_SEEDS + replica,
                 costs=blocks[0],
                 wires=wires,
@@ -170,6 +173,7 @@ def _run(inputs: Inputs, p: int, kept: tuple[F64, ...], free_s: F64, done_s: F64
     table, wire, inbound, seed = inputs.table, inputs.wires, inputs.inbound, inputs.seeds[p]
     busy_s, wire_bytes, trips = inputs.busy_s[p], inputs.wire_bytes[p], inputs.trips[p]
     call_s, message_s, byte_s = inputs.overheads[p, 0], inputs.overheads[p, 1], inputs.overheads[p, 2]
+    blocking = inputs.blocking[p]
     byte_wire_s, latency_s, burst_s, jitter_s = inputs.costs
     num_workers, num_stages, num_ops = len(table.offsets) - 1, len(table.owner), busy_s.shape[1]
     num_microbatches, per_step = table.num_microbatches, table.num_microbatches // table.num_steps
@@ -249,6 +253,8 @@ def _run(inputs: Inputs, p: int, kept: tuple[F64, ...], free_s: F64, done_s: F64
                     arrive_s[slot, k] = ready
                     if keep:
                         begin_s[slot, 0] = ready
+                    if blocking:
+                        free_s[worker, k] = ready
                     continue
                 # A token bucket delays a packet by the backlog of a plain queue minus the burst.
                 queued = max(wire_free[w, k], ready)
@@ -262,6 +268,8 @@ def _run(inputs: Inputs, p: int, kept: tuple[F64, ...], free_s: F64, done_s: F64
                 arrive = max(max(owed - forgiven, ready) + latency, last_arrival[w, k])
                 last_arrival[w, k] = arrive
                 arrive_s[slot, k] = arrive
+                if blocking:
+                    free_s[worker, k] = arrive
                 if keep:
                     begin_s[slot, 0] = begin
             if sends:

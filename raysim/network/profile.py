@@ -80,6 +80,8 @@ class Profile:
     """The same per byte: 0.25e-9 is 4 GB/s through shared memory."""
     step_s: float = 0.0
     """Seconds per step outside its actions: submission, gathering of statistics."""
+    blocking: bool = False
+    """Whether a worker starts its next action only when its last packet has arrived."""
     codec_bytes_per_s: float = 0.0
     """Dense bytes per second processed by codecs, if recorded; 0 if unknown. Reported, not simulated."""
     paces: Floats = field(default_factory=lambda: np.ones(1))

@@ -17,16 +17,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from raysim.network.collectives import EXCHANGES, Collective, TimedCollective, collectives, total_seconds
-from raysim.network.exchanges import all_reduce_rounds, sites_of
+from raysim.network.collectives import Collective, TimedCollective, total_seconds
 from raysim.network.profile import Floats, Profile
 from raysim.network.rounds import Ints, equal_hosts, round_seconds
-from raysim.network.step_end import Starts, last_backwards, on_end, start_times, steady_end
+from raysim.network.step_end import Starts, last_backwards, on_end, start_times, steady_end, step_collectives
 from raysim.network.timeline import Timeline
 from raysim.network.topology import Network, Placement
 from raysim.network.wiring import Ends, Moments, SharedWiring, are_ordered
@@ -236,42 +235,7 @@ class _Setting(NamedTuple):
             if highest >= replicas:
                 raise ValueError(f"`transfers` must be between {replicas} replicas, but got replica {highest}.")
         alike = tuple(labels.tolist())
-        return _collectives(profile, self.placement, tuple(self.table.owner.tolist()), network.host_sites, alike)
-
-
-@lru_cache(maxsize=16)
-def _collectives(
-    profile: Profile,
-    placement: Placement,
-    owner: tuple[int, ...],
-    host_sites: tuple[str, ...] | None,
-    labels: tuple[int, ...],
-) -> list[Collective]:
-    """Return the collectives of profiles, which many networks share; `labels`: see `raysim.network.rounds.equal_hosts`."""
-    hosts = placement.by_replica(max(owner) + 1)[:, owner]
-    averaging = profile.transport.averaging
-    transfers, averages = profile.transfers, {}
-    for stage in np.flatnonzero(profile.gradient_bytes).tolist() if len(hosts) > 1 else ():
-        listed = (transfers["direction"] == EXCHANGES[0]) & (transfers["stage"] == stage)
-        if averaging.algorithm == "direct" and listed.any():
-            continue
-        transfers = transfers[~listed]
-        averages[stage] = all_reduce_rounds(
-            len(hosts),
-            float(profile.gradient_bytes[stage]),
-            averaging.algorithm,
-            sites_of(hosts[:, stage].tolist(), host_sites),
-        )
-    return collectives(
-        transfers,
-        profile.method_s,
-        hosts,
-        np.array(owner),
-        [averaging.num_buckets(size) for size in profile.bucketed_bytes.tolist()],
-        averages=averages,
-        labels=np.array(labels),
-        transport=profile.transport,
-    )
+        return step_collectives(profile, self.placement, tuple(self.table.owner.tolist()), network.host_sites, alike)
 
 
 def _set_up(
@@ -290,6 +254,8 @@ def _set_up(
             f"`num_microbatches` must be the profile's ({profile.num_microbatches}), but got {count}. "
             f"Use `Profile.mean_microbatch` to simulate another number."
         )
+    if profile.blocking and network.sharing == "inbound":
+        raise ValueError('`blocking` sends need a network whose `sharing` is not "inbound".')
     table = steps_table(schedule, profile.num_stages, count)
     if int(table.op.max()) >= profile.compute_s.shape[2]:
         raise ValueError(

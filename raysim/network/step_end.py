@@ -15,15 +15,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from raysim.network.collectives import EXCHANGES, Collective
+from raysim.network.collectives import EXCHANGES, TRANSFER, Collective, collectives
+from raysim.network.exchanges import all_reduce_rounds, sites_of
 from raysim.network.profile import COSTS, Floats, Profile
+from raysim.network.topology import Placement
+from raysim.network.transport import Transport
 from raysim.schedules.arrays import OPS, ActionTable
 
 SAME = 1e-9  # share of the simulated time below which step times count as equal
+MOST_KEPT = 64
+"""Most replicas whose averages are kept for other placements: their messages grow with the square."""
 
 
 def on_end(profile: Profile, table: ActionTable) -> Profile:
@@ -81,6 +87,82 @@ def _period_s(done: Floats) -> Floats:
         period_s[new] = passed[-1].max(axis=0)[new] / cycle
         settled |= new
     return period_s
+
+
+@lru_cache(maxsize=16)
+def step_collectives(
+    profile: Profile,
+    placement: Placement,
+    owner: tuple[int, ...],
+    host_sites: tuple[str, ...] | None,
+    labels: tuple[int, ...],
+) -> list[Collective]:
+    """Return the collectives of profiles, which many networks share; `labels`: see `raysim.network.rounds.equal_hosts`."""
+    hosts = placement.by_replica(max(owner) + 1)[:, owner]
+    averaging = profile.transport.averaging
+    transfers, averages = profile.transfers, {}
+    stages = np.flatnonzero(profile.gradient_bytes).tolist() if len(hosts) > 1 else []
+    buckets = [averaging.num_buckets(size) for size in profile.bucketed_bytes.tolist()]
+    apart = len(np.unique(hosts)) == hosts.size and len(hosts) <= MOST_KEPT
+    if apart and not len(transfers) and not profile.method_s.any():
+        return [
+            _average(
+                stage,
+                tuple(hosts[:, stage].tolist()),
+                float(profile.gradient_bytes[stage]),
+                buckets[stage],
+                host_sites,
+                labels,
+                profile.transport,
+            )
+            for stage in stages
+        ]
+    for stage in stages:
+        listed = (transfers["direction"] == EXCHANGES[0]) & (transfers["stage"] == stage)
+        if averaging.algorithm == "direct" and listed.any():
+            continue
+        transfers = transfers[~listed]
+        averages[stage] = all_reduce_rounds(
+            len(hosts),
+            float(profile.gradient_bytes[stage]),
+            averaging.algorithm,
+            sites_of(hosts[:, stage].tolist(), host_sites),
+        )
+    return collectives(
+        transfers,
+        profile.method_s,
+        hosts,
+        np.array(owner),
+        buckets,
+        averages=averages,
+        labels=np.array(labels),
+        transport=profile.transport,
+    )
+
+
+@lru_cache(maxsize=128)
+def _average(
+    stage: int,
+    hosts: tuple[int, ...],
+    gradient_bytes: float,
+    num_buckets: int,
+    host_sites: tuple[str, ...] | None,
+    labels: tuple[int, ...],
+    transport: Transport,
+) -> Collective:
+    """Return the average of a stage that shares no host: the same object for placements that differ in other stages."""
+    rounds = all_reduce_rounds(len(hosts), gradient_bytes, transport.averaging.algorithm, sites_of(hosts, host_sites))
+    (alone,) = collectives(
+        np.empty(0, TRANSFER),
+        np.zeros(1),
+        np.array(hosts)[:, None],
+        np.zeros(1, np.int64),
+        [num_buckets],
+        averages={0: rounds},
+        labels=np.array(labels),
+        transport=transport,
+    )
+    return replace(alone, stages=(stage,))
 
 
 class Starts(NamedTuple):

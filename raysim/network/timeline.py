@@ -208,16 +208,18 @@ class Timeline:
         table, profile, windows = self.table, self.profile, self.table.windows()
         uses = []
         for r in self._first.tolist():
-            start, end, *_ = self._times(r)
-            made = np.where(self._sources >= 0, end[self._sources], np.inf)
+            start, end, _, arrive = self._times(r)
             previous = np.concatenate([[0.0], end[:-1]])
             previous[table.offsets[:-1]] = 0.0
-            idle = start - previous
-            waits_from = np.maximum(previous, made)
-            wait = np.clip(start - waits_from, 0.0, idle)
-            latency, path = self._latency_of(r)[self._sources], self._by_action(self._path_s, r)[self._sources]
-            latency = np.where(wait > 0, np.minimum(wait, latency), 0.0)  # a wait ends with its packet's flight
-            host = np.where(wait > 0, np.clip(end[self._sources] + path - waits_from, 0.0, wait - latency), 0.0)
+            latencies_s, paths_s = self._latency_of(r), self._by_action(self._path_s, r)
+            freed = np.where(self._blockers >= 0, arrive[self._blockers], previous)
+            made = np.maximum(freed, np.where(self._sources >= 0, end[self._sources], np.inf))
+            wait, latency, host = np.zeros((3, len(end)))
+            for packet, since, until in ((self._blockers, previous, freed), (self._sources, made, start)):
+                waits = np.clip(until - since, 0.0, start - previous)  # which end with the flight of the packet
+                of_latency = np.where(waits > 0, np.minimum(waits, latencies_s[packet]), 0.0)
+                of_host = np.clip(end[packet] + paths_s[packet] - since, 0.0, waits - of_latency)
+                wait, latency, host = wait + waits, latency + of_latency, host + np.where(waits > 0, of_host, 0.0)
             codec = self._by_action(profile.decode_s + profile.encode_s, r)
             compute, shards = self._by_action(self._alone_s, r), self._by_action(profile.shard_s, r)
             overhead = np.where(table.sends, profile.call_s, 0.0)
@@ -257,23 +259,20 @@ class Timeline:
             for kind, low, high in reversed(self.phases(r, i)):
                 if min(high, until) > low:
                     backwards.append(Segment(kind, low, min(high, until), r, self._action(i)))
-            source = int(self._sources[i])
             first = i == table.offsets[np.searchsorted(table.offsets, i, side="right") - 1]
             previous = 0.0 if first else float(end[i - 1])
-            if source >= 0 and arrive[source] >= start[i] and arrive[source] > previous:
-                ready = min(end[source] + path_s[source], arrive[source])
-                sent = max(arrive[source] - latency_s[source], ready)
-                starts = min(begin[source], sent)  # of its bytes: a request before them pays latency too
-                stops = (
-                    ("path", end[source], ready),
-                    ("queue", ready, starts),
-                    ("bytes", starts, sent),
-                    ("latency", sent, arrive[source]),
-                )
-                for kind, low, high in reversed(stops):
+            packets = [each for each in (int(self._sources[i]), int(self._blockers[i])) if each >= 0]
+            packet = max(packets, key=arrive.__getitem__, default=-1)
+            if packet >= 0 and arrive[packet] >= start[i] and arrive[packet] > previous:
+                ready = min(end[packet] + path_s[packet], arrive[packet])
+                sent = max(arrive[packet] - latency_s[packet], ready)
+                starts = min(begin[packet], sent)  # of its bytes: a request before them pays latency too
+                edges = [float(moment) for moment in (end[packet], ready, starts, sent, arrive[packet])]
+                kinds = ("path", "queue", "bytes", "latency")
+                for kind, low, high in reversed([*zip(kinds, edges, edges[1:], strict=False)]):
                     if high > low:
-                        backwards.append(Segment(kind, float(low), float(high), r, self._action(source)))
-                i = source
+                        backwards.append(Segment(kind, low, high, r, self._action(packet)))
+                i = packet
             else:
                 i = -1 if first or backwards[-1].start_s <= 0 else i - 1
         return [segment._replace(start_s=max(segment.start_s, 0.0)) for segment in backwards[::-1] if segment.end_s > 0]
@@ -338,6 +337,13 @@ class Timeline:
     @cached_property
     def _sources(self) -> NDArray[np.int64]:
         return self.table.sources()
+
+    @cached_property
+    def _blockers(self) -> NDArray[np.int64]:
+        """Index of each worker's previous action if its packet must arrive first, or -1."""
+        previous = np.arange(-1, len(self.table.op) - 1)
+        sent = self.table.sends[previous] & ~np.isin(previous + 1, self.table.offsets)
+        return np.where(self.profile.blocking & sent, previous, -1)
 
     def whole(self, costs: NDArray[Any], replica: int) -> NDArray[Any]:
         """Return one replica's costs, repeated for every microbatch."""

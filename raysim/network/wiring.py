@@ -266,7 +266,7 @@ class SharedWiring:
                     ports=ports,
                     done_s=done[n],
                 )
-                ran = run_shared(state, profile.message_s, profile.byte_s, (seed + i) * REPLICA_SEEDS)
+                ran = run_shared(state, profile.message_s, profile.byte_s, profile.blocking, (seed + i) * REPLICA_SEEDS)
                 check_complete(schedule, self.table, ran, replicas)
                 free[n] = workers["free_s"]
                 if times is not None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from timelines import check_timeline
 from typer.testing import CliRunner
 
 from raysim.cli import app
@@ -71,8 +72,23 @@ def test_lists_have_a_value_for_each_stage() -> None:
 def test_messages_may_block_their_senders_and_cost_their_hosts() -> None:
     base = step_s(**WHOLE, message_s=0.004)
     assert step_s(**WHOLE, message_s=0.004, blocking_sends=True) > base
+    with pytest.raises(InputError, match=r'^`blocking` sends need a network whose `sharing` is not "inbound"'):
+        Timings(**WHOLE, message_s=0.004, blocking_sends=True).step().simulate(parse_network("1gbps/inbound"))
     copied = Timings(**WHOLE, message_bytes=1e6, send_byte_s=15e-9).step().profile
     assert copied.encode_s[0, :, :, 0].tolist() == [[0.015, 0], [0.015, 0.015], [0.015, 0.015], [0, 0.015]]
+
+
+@pytest.mark.parametrize("text", ["GPipe", "1F1B", "1F1B(ahead=3)", "ZBH2", "ZB(weight=0.8, memory=2)"])
+@pytest.mark.parametrize("weights", ["Synchronous", "PostValidated"])
+def test_a_blocking_send_takes_its_sender_as_long_as_the_network(text: str, weights: str) -> None:
+    parts = PARTS | {"schedule": text, "weights": weights, "blocking_sends": True}
+    by_network = Timings(**parts, message_bytes=1e5).step().simulate(SLOW)
+    by_hand = Timings(**parts, message_s=8 * 1e5 / 100e6 + 5e-3).step().simulate(FREE)
+    np.testing.assert_allclose(by_network.start_s, by_hand.start_s, rtol=1e-9, atol=1e-12)
+    assert by_network.step_s == pytest.approx(by_hand.step_s, rel=1e-9)
+    check_timeline(by_network)
+    waits = sum(each.wait_bytes_s + each.wait_latency_s for each in by_network.workers())
+    assert waits >= sum(each.overhead_s for each in by_hand.workers()) * (1 - 1e-9)
 
 
 @pytest.mark.parametrize(
@@ -81,7 +97,7 @@ def test_messages_may_block_their_senders_and_cost_their_hosts() -> None:
         ({"weight_s": 0.1}, "either `backward_s`, or `input_s` and `weight_s`"),
         ({"backward_s": None}, "either `backward_s`, or `input_s` and `weight_s`"),
         ({"forward_s": (1.0, 2.0)}, "`forward_s` must have a value for each of 4 stages, but has 2"),
-        ({"blocking_sends": True}, "`blocking_sends` keeps the sender busy for `message_s`"),
+        ({"blocking_sends": True}, "`blocking_sends` needs messages: give `message_bytes`, `message_s` or both"),
         ({"schedule": "2F1B"}, "schedule"),
         ({"forward_s": -1}, "forward_s"),
         ({"forward_s": True}, "forward_s"),

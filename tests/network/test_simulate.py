@@ -247,10 +247,14 @@ def test_kernel_equals_the_plain_rules(schedule: Schedule, p: int, m: int, seed:
     check_timeline(simulate(schedule, profile, network))
 
 
-@given(st.sampled_from(FAMILIES), st.integers(1, 6), st.integers(1, 7), st.integers(0, 10**6), st.booleans())
-@example(GPipe(), 1, 1, 7, False)  # whose last phase takes no time
-def test_kernels_agree_without_shared_links(schedule: Schedule, p: int, m: int, seed: int, extras: bool) -> None:
-    profile = random_profile(seed, p, m, call_s=0.05, message_s=0.02, byte_s=1e-5)
+@given(
+    st.sampled_from(FAMILIES), st.integers(1, 6), st.integers(1, 7), st.integers(0, 10**6), st.booleans(), st.booleans()
+)
+@example(GPipe(), 1, 1, 7, False, False)  # whose last phase takes no time
+def test_kernels_agree_without_shared_links(
+    schedule: Schedule, p: int, m: int, seed: int, extras: bool, blocking: bool
+) -> None:
+    profile = random_profile(seed, p, m, call_s=0.05, message_s=0.02, byte_s=1e-5, blocking=blocking)
     network = random_network(seed, p)
     if extras:
         network = replace(network, burst_bytes=300.0, framing=1.05)
