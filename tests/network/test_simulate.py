@@ -263,7 +263,8 @@ def test_kernels_agree_without_shared_links(
     assert general.pipeline_s == pytest.approx(fast.pipeline_s, rel=1e-9)
     for name in ("start_s", "end_s", "arrive_s"):
         np.testing.assert_allclose(getattr(general, name), getattr(fast, name), rtol=1e-9, atol=1e-9)
-    check_timeline(general)
+    for timeline in (general, fast):
+        check_timeline(timeline)
 
 
 def test_jitter_is_the_same_in_both_kernels_and_repeats() -> None:
