@@ -282,6 +282,7 @@ class DecisionState(BaseModel):
                 )
                 del values["seeds"]  # the budget plans them
                 values["screen"] = False  # this was it
+                values["base"].setdefault("checkpoint_every_steps", 0)  # and so none of a run that has ended
                 name = f"{config.name}-decision"
                 write_whole(self.store.local / STUDY, tomli_w.dumps({"name": name, **values}).encode())
                 self.store.send(STUDY)

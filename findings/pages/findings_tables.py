@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import tomllib
 from collections.abc import Sequence
 
@@ -22,6 +23,7 @@ HEADS: dict[Mode, str] = {
     "on_estimated": ", estimated statistics",
     "off_estimated": ", estimated statistics, compression off",
 }
+KEY = re.compile(r"([\w.]+)'?(?:=|: )('[^']*'|[^,{}]+)")  # of a job's label, or within a table that is its value
 
 
 def blocks_of(results: Results, verdicts: Sequence[Finding]) -> dict[str, str]:
@@ -101,10 +103,20 @@ def _side_by_side(compared: Sequence[ComparedRuns], judged: pd.DataFrame, sent: 
 
 
 def _short(labels: Sequence[str]) -> dict[str, str]:
-    """Return what tells jobs apart: the first key of their labels, or all keys if the first does not."""
+    """Return what tells jobs apart: the first key of their labels that differs, and keys that others lack, or else all keys."""
     keys = {label: label.partition(", ")[2] for label in labels}
-    first = {label: text.partition(", ")[0] for label, text in keys.items()}
-    return first if len(set(first.values())) == len(first) else keys
+    parts = {label: dict(KEY.findall(text)) for label, text in keys.items()}
+    every = set.intersection(*map(set, parts.values())) if parts else set()
+    differ = [
+        key
+        for key in next(iter(parts.values()), ())
+        if key in every and len({each[key] for each in parts.values()}) > 1
+    ]
+    short = {
+        label: ", ".join(f"{key}={value}" for key, value in each.items() if key in differ[:1] or key not in every)
+        for label, each in parts.items()
+    }
+    return short if len(set(short.values())) == len(short) else keys
 
 
 def _distinct(context: ComparedRuns) -> list[Mode]:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from raysim import limits
 from raysim.cli import app
 from raysim.config import ConfigError, make_config
 from raysim.forecast.fleet import SAME, Setting
@@ -189,7 +190,9 @@ def test_a_race_without_a_trained_setting_names_the_fastest_one():
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.usefixtures("ray")
-def test_decision_prices_screens_races_and_concludes(tmp_path):
+def test_decision_prices_screens_races_and_concludes(tmp_path, monkeypatch):
+    released: list[bool] = []
+    monkeypatch.setattr(limits, "release_memory", lambda: released.append(True))
     out = tmp_path / "out"
     words = [*RUN, "--network", SLOW, "--out", str(out)]
     done = decide(*words, "--budget", "8min")
@@ -200,6 +203,8 @@ def test_decision_prices_screens_races_and_concludes(tmp_path):
     assert {"screen", "study.toml", "race", "decision.json"} <= {path.name for path in out.iterdir()}
     written = json.loads((out / "decision.json").read_text())
     assert written["ended"] == "raced"
+    assert released  # the screen's, for the trials
+    assert list(out.glob("race/trials/*/checkpoints/step-*")) == []
     assert all(each["outcome"] or each["verdict"] for each in written["candidates"])
     again = decide(*words, "--budget", "20min", "--resume")
     assert again.stdout.splitlines()[-1] == done.stdout.splitlines()[-1]
