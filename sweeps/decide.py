@@ -289,7 +289,7 @@ class DecisionState(BaseModel):
 
     def _take(self, done: Screen) -> None:
         """Take over the verdicts of a screen, and write its records."""
-        from raysim.screening.outputs import findings
+        from raysim.screening.findings import findings
 
         write_records(done, self.store.local / SCREEN)
         self.store.send(SCREEN)

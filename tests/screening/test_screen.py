@@ -34,7 +34,7 @@ from raysim.probing.candidates import LinkCandidate
 from raysim.records import Run
 from raysim.screening import screen
 from raysim.screening.bench import Bench
-from raysim.screening.outputs import findings
+from raysim.screening.findings import findings
 from raysim.screening.passes import Passes
 from raysim.screening.verdicts import (
     HOPELESS,
