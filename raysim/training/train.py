@@ -14,7 +14,6 @@ from raysim.training.events import Phases, to_stderr
 from raysim.training.progress import print_progress
 from raysim.training.run import Training
 
-
 _alone = threading.RLock()
 """Held by the run of this process: stages seed torch's random state and set its threads, which all threads share."""
 
