@@ -384,39 +384,6 @@ def test_a_folder_of_transformers_is_screened_and_is_in_the_study(tmp_path, monk
     assert study.config({"forward": "Quantize(8)"}).data.options["length"] == 12
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["--batches", "3"], "`--batches` must be from 1 to 2"),
-        (["--try", "forward=TopKk(0.1)"], "TopKk"),
-        (["--try", "replica_gradient=PowerSGD(2)"], "needs replicas, but the run has one"),
-        (["num_stages=1"], "sends nothing to compress"),
-        (["num_stages=1", "num_replicas=2", "--try", "forward=TopK(0.1)"], "needs links, but the run has one stage"),
-        (["num_replicas=2", "--try", "replica_gradient=DiLoCo(5)"], "DiLoCo"),
-        (["--only-tried"], "`--only-tried`"),
-        (["--plot", "p.png"], "`--plot` is for speed-ups, which need a network"),
-        (["--out", "."], "`--out` must be a new or empty folder"),
-        (["--out", "run.toml"], "`--out` must be a folder that can be written, but run.toml: Not a directory."),
-        (["--out", "run.toml/records"], "`--out` must be a folder that can be written"),
-        (["--out", "loose"], "`--out` must be a folder that can be written, but loose: No such file or directory."),
-        (["--out", "/proc/records"], "`--out` must be a folder that can be written"),
-        (["--no-gradients", "--try", "forward=TopK(0.1) backward=TopK(0.1)"], "needs gradients"),
-        (["--no-gradients", "--network", "1mbps"], "`--no-gradients` times no backward"),
-        (["--device", "T5", "--network", "1mbps"], "T5"),
-        (["stpes=5"], "stpes"),
-        (["--engine", "rey"], "`engine` must be one of ray, inline, but got 'rey'."),
-    ],
-)
-def test_bad_input_is_refused_before_a_pass(arguments, sentence, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "run.toml").write_text(tomli_w.dumps(KEYS))
-    (tmp_path / "loose").symlink_to("nowhere")
-    result = CliRunner().invoke(app, ["screen", "run.toml", *arguments])
-    assert result.exit_code == 2, result.output
-    assert sentence in result.output.replace("\n", " ")
-    assert "Dense:" not in result.output
-
-
 def test_dense_is_no_candidate():
     assert Setting() == DENSE
     done = screen(config(), tried=[DENSE, BLOCK, BLOCK], only_tried=True)
