@@ -2,14 +2,11 @@
 
 import json
 import math
-import os
 from contextlib import closing
-from pathlib import Path
 from shutil import copytree
 from types import SimpleNamespace
 from typing import Any
 
-import massive
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -213,15 +210,16 @@ def test_screen_changes_no_state():
     assert torch.get_num_threads() == threads
 
 
-def test_a_screen_on_ray_has_the_figures_of_one_inline(monkeypatch):
-    """Two processes on this machine, each with a bench of its own, and a replica method."""
-    paths = [str(Path(massive.__file__).parent), os.environ.get("PYTHONPATH", "")]
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
-    keys = {"num_replicas": 2, "num_microbatches": 1}
+def test_a_screen_on_ray_has_the_figures_of_one_inline(ray):
+    """Two processes, each with a bench of its own, and a replica method."""
+    keys = {"num_replicas": 2, "num_microbatches": 1, "cpus_per_stage": 4}
+    keys |= {name: f"tests.support.{KEYS[name]}" for name in ("model", "data")}  # as workers on Ray find them
     tried = [TENSOR, BLOCK, TOPK, TWO_SHOT]
-    inline, ray = (screen(config(**keys), tried=tried, only_tried=True, engine=engine) for engine in ("inline", "ray"))
+    inline, on_ray = (
+        screen(config(**keys), tried=tried, only_tried=True, engine=engine) for engine in ("inline", "ray")
+    )
     times = {"encode_s", "decode_s", "codec_s"}
-    for ours, theirs in zip(inline.settings, ray.settings, strict=True):
+    for ours, theirs in zip(inline.settings, on_ray.settings, strict=True):
         assert ours.setting == theirs.setting
         assert (ours.result.measures, ours.verdict) == (theirs.result.measures, theirs.verdict)
         assert ours.result.directions == theirs.result.directions
@@ -230,7 +228,7 @@ def test_a_screen_on_ray_has_the_figures_of_one_inline(monkeypatch):
             for each in (ours, theirs)
         )
         assert links == others
-    assert inline.facts == ray.facts
+    assert inline.facts == on_ray.facts
 
 
 def test_forwards_alone_have_the_measures_of_whole_passes():
