@@ -83,7 +83,7 @@ class StageMemory:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """What a checkpoint keeps of it, at most: of memories with equal copies at both ends it keeps one."""
+        """Bytes in a checkpoint, at most: of memories with equal copies at both ends it keeps one."""
         memories = self.residuals_bytes + self.references_bytes
         return self.weights_bytes + self.versions_bytes + self.optimizer_bytes + memories
 
