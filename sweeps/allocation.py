@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -60,7 +60,7 @@ def choose_engine(
     """Return the `given` engine, or for "auto" the one that suits the study's base, with the memory of its trials.
 
     Both engines give bit-identical results. One process per trial avoids calls and copies between processes, so it is chosen
-    unless stages use GPUs, or no node has enough memory for all stages together. `stages_bytes` counts that, see `count_memory`.
+    unless stages use GPUs, or no node has enough memory for all stages together. `stages_bytes` counts that, see `count_bytes`.
     """
     other = Need("ray" if given == "auto" else given)
     gpus = config.gpus_per_stage or (config.device != "cpu" and any(node.get("GPU") for node in nodes))
@@ -71,13 +71,21 @@ def choose_engine(
     return inline if given == "inline" or (given == "auto" and fits) else Need("ray", stages_bytes())
 
 
-def count_memory(config: RunConfig) -> int:
-    """Return the bytes of all stages of a trial; 0 if this machine cannot build it, for instance without its data."""
+class TrialBytes(NamedTuple):
+    """Bytes of all stages of a trial: zeros if this machine cannot build it, for instance without its data."""
+
+    memory: int = 0
+    checkpoint: int = 0
+
+
+def count_bytes(config: RunConfig) -> TrialBytes:
+    """Return the bytes of a trial's stages in memory, and of one of its checkpoints."""
     try:
         plan = prepare(config).plan
     except ConfigError:  # the trials will report it
-        return 0
-    return sum(plan.memories[stage].total_bytes for _, stage in plan.places)
+        return TrialBytes()
+    stages = [plan.memories[stage] for _, stage in plan.places]
+    return TrialBytes(sum(each.total_bytes for each in stages), sum(each.checkpoint_bytes for each in stages))
 
 
 def fit(
@@ -177,7 +185,7 @@ class Allocation:
 
     `processes`: per trial. `shared`: the cluster has other drivers and may grow or shrink, so the number of trials at once changes;
     `jobs` limits it, if given. `memory_bytes`: the memory of a trial, or 0. `elastic`: an autoscaler starts nodes for waiting
-    trials, so all `jobs` begin unless another driver waits.
+    trials, so all `jobs` begin unless another driver waits. `checkpoint_bytes`: of one run, or 0 if that is unknown.
     """
 
     engine: str
@@ -187,6 +195,7 @@ class Allocation:
     memory_bytes: int = 0
     shared: bool = False
     elastic: bool = False
+    checkpoint_bytes: int = 0
 
     def __post_init__(self) -> None:
         self._looked, self._limit = time.monotonic(), self.share.jobs
@@ -234,7 +243,11 @@ def allocate(study: Study, out: str, *, shared: bool, wait_s: float | None, chec
     growing_s = wait_s or study.config({}).timeout_s
     waiting = Waiting()
     seen: set[str] = set()
-    stages_bytes = cache(partial(count_memory, study.config({})))  # builds the model: once, not at each try
+    counted = cache(partial(count_bytes, study.config({})))  # builds the model: once, not at each try
+
+    def stages_bytes() -> int:
+        return counted().memory
+
     with Demand() as demand:
         while True:
             check()
@@ -255,7 +268,7 @@ def allocate(study: Study, out: str, *, shared: bool, wait_s: float | None, chec
             else:
                 bundles = allocation.share.bundles(study.config({}), allocation.engine)
                 if not shared or demand.reached(bundles, TRY_S):
-                    return allocation
+                    return replace(allocation, checkpoint_bytes=counted().checkpoint)
                 lacks = allocation.needs
             if waiting.seconds >= limit_s:
                 raise ConfigError(f"{shortage(lacks, demand)}.")

@@ -123,9 +123,9 @@ def conclude(decision: DecisionState, sweep: Sweep) -> None:
     job = max(jobs, key=lambda each: len(each.runs))
     trained = {_setting(job.runs[job.runs["run"] == each.runs[0]].iloc[0].to_dict()): each for each in job.settings}
     for candidate in decision.left:
-        ran, reason = trained.get(candidate.setting), reasons.get(candidate.setting)
-        verdict = ran.verdict if ran is not None else ""
-        candidate.verdict = ": ".join(filter(None, (verdict, reason))) or "not trained to its end"
+        ran = trained.get(candidate.setting)
+        verdict = ran.verdict if ran is not None else "not trained to its end"
+        candidate.verdict = reasons.get(candidate.setting) or verdict  # the race's own, if it has dropped the setting
         if ran is not None:
             candidate.harm = against_dense(ran, job.measure)
             candidate.faster = speedup(ran.speedup[network]) if network in ran.speedup else ""

@@ -282,13 +282,14 @@ class DecisionState(BaseModel):
                 )
                 del values["seeds"]  # the budget plans them
                 values["screen"] = False  # this was it
+                values["base"].setdefault("checkpoint_every_steps", 0)  # and so none of a run that has ended
                 name = f"{config.name}-decision"
                 write_whole(self.store.local / STUDY, tomli_w.dumps({"name": name, **values}).encode())
                 self.store.send(STUDY)
 
     def _take(self, done: Screen) -> None:
         """Take over the verdicts of a screen, and write its records."""
-        from raysim.screening.outputs import findings
+        from raysim.screening.findings import findings
 
         write_records(done, self.store.local / SCREEN)
         self.store.send(SCREEN)

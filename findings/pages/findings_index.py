@@ -18,6 +18,7 @@ from raysim.config.identity import Setting
 MODELS = {
     "cnn": "CNN",
     "gpt": "GPT",
+    "llama": "Llama",
     "gpt2": "GPT",
     "lstm": "LSTM",
     "resnet18": "ResNet-18",

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
+import re
 import tomllib
 from collections.abc import Sequence
+from statistics import fmean
 
 import pandas as pd
 from raysim_findings.finding import Finding
 
 from raysim.analysis import Results, replay, settings
 from raysim.analysis.comparison.contexts import MODES, ComparedRuns, Mode, contexts
-from raysim.analysis.comparison.statistics import bounds
 from raysim.config.identity import Setting
 from raysim.quality import measures_of
 from raysim.storage.places import read_place
@@ -22,6 +23,7 @@ HEADS: dict[Mode, str] = {
     "on_estimated": ", estimated statistics",
     "off_estimated": ", estimated statistics, compression off",
 }
+KEY = re.compile(r"([\w.]+)'?(?:=|: )('[^']*'|[^,{}]+)")  # of a job's label, or within a table that is its value
 
 
 def blocks_of(results: Results, verdicts: Sequence[Finding]) -> dict[str, str]:
@@ -73,7 +75,7 @@ def _settings(results: Results) -> str:
 
 
 def _side_by_side(compared: Sequence[ComparedRuns], judged: pd.DataFrame, sent: pd.Series) -> str:
-    """Return a table with a row for each setting and, for each job, its harm with bounds and verdict."""
+    """Return a table with a row for each setting and, for each job, its harm with bounds, and the verdict if it is decided."""
     names = _short([context.label for context in compared])
     fewer: dict[str, list[float]] = {}
     columns = []
@@ -86,7 +88,8 @@ def _side_by_side(compared: Sequence[ComparedRuns], judged: pd.DataFrame, sent: 
             fewer.setdefault(str(setting), []).append(factor)
             harm, interval, verdict = _judgement(verdicts, str(setting))
             interval = f" ({interval})" if interval != "none" else ""
-            cells[str(setting)] = f"{harm}{interval}, {verdict.partition(':')[0]}"
+            word = verdict.partition(":")[0]
+            cells[str(setting)] = f"{harm}{interval}{'' if word == 'undecided' else f', {word}'}"
         name = context.quality.name
         columns.append(cells | {"dense": f"{name} {reference[f'{name}_on'].mean():.4g}"})
     head = ["setting", "fewer bytes", *(f"`{names[context.label]}`" for context in compared)]
@@ -101,10 +104,20 @@ def _side_by_side(compared: Sequence[ComparedRuns], judged: pd.DataFrame, sent: 
 
 
 def _short(labels: Sequence[str]) -> dict[str, str]:
-    """Return what tells jobs apart: the first key of their labels, or all keys if the first does not."""
+    """Return what tells jobs apart: the first key of their labels that differs, and keys that others lack, or else all keys."""
     keys = {label: label.partition(", ")[2] for label in labels}
-    first = {label: text.partition(", ")[0] for label, text in keys.items()}
-    return first if len(set(first.values())) == len(first) else keys
+    parts = {label: dict(KEY.findall(text)) for label, text in keys.items()}
+    every = set.intersection(*map(set, parts.values())) if parts else set()
+    differ = [
+        key
+        for key in next(iter(parts.values()), ())
+        if key in every and len({each[key] for each in parts.values()}) > 1
+    ]
+    short = {
+        label: ", ".join(f"{key}={value}" for key, value in each.items() if key in differ[:1] or key not in every)
+        for label, each in parts.items()
+    }
+    return short if len(set(short.values())) == len(short) else keys
 
 
 def _distinct(context: ComparedRuns) -> list[Mode]:
@@ -131,7 +144,7 @@ def races(results: Results) -> dict[str, str]:
 
 
 def _networks(results: Results) -> str:
-    """Return a table of all settings of all jobs: harm against dense, bytes, and seconds to the target on each network."""
+    """Return a table of all settings of all jobs: mean harm against dense, bytes, and seconds to the target on each network."""
     named = races(results)
     runs = results.runs.set_index("run")
     names = pd.Series({run: name_of(row) for run, row in runs.iterrows()})
@@ -144,23 +157,22 @@ def _networks(results: Results) -> str:
     rows = []
     for name in dict.fromkeys(names):
         pairs = pd.concat([reached_by[name], reached_by["dense"]], axis=1).dropna()
-        harm = bounds([measure.harm(quality, dense) for quality, dense in pairs.to_numpy()], 0.95)
+        harm = fmean(measure.harm(quality, dense) for quality, dense in pairs.to_numpy())
         reached = [times.get_group((name, network)) for network in networks]
         cells = [
             f"`{name}`",
-            f"{harm.mean:+.1f} ({harm.low:+.1f} to {harm.high:+.1f})" if name != "dense" else "",
+            f"{harm:+.1f}" if name != "dense" else "",
             *(
                 f"{factor:.3g}x" if factor < 1000 else f"{factor:,.0f}x"
-                for factor in sent.loc["dense"] / sent.loc[name]
+                for factor in (sent.loc["dense"] / sent.loc[name])[["stages", "replicas"]]
             ),
             *(_seconds(each) for each in reached),
         ]
-        rows.append((harm.mean, f"| {' | '.join(cells)} |"))
+        rows.append((harm, f"| {' | '.join(cells)} |"))
     head = [
         "setting",
         f"harm ({measure.unit})",
-        "fewer bytes",
-        "between stages",
+        "fewer bytes between stages",
         "between replicas",
         *named,
     ]
@@ -211,7 +223,7 @@ def _verdicts(findings: Sequence[Finding]) -> str:
     for finding in findings:
         interval = "" if finding.low is None else f" ({finding.low:+.3g} to {finding.high:+.3g})"
         job = f", {name}" if len(names) > 1 and (name := names[finding.context]) else ""
-        chance = ", a model near chance" if "clearly above chance" in finding.reason else ""
+        chance = ", near chance" if "clearly above chance" in finding.reason else ""
         required = f"{finding.side} {finding.threshold:g}"
         effect = "not run" if finding.effect is None else f"{finding.effect:+.3g} {finding.unit}{interval}{job}{chance}"
         row = f"| {finding.claim.text} | **{finding.verdict}** | {required} |"

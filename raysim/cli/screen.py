@@ -223,7 +223,7 @@ def _range(values: list[float]) -> str:
 
 def screen_figures(done: Screen) -> dict[str, Any]:
     """Return the content of `show_screen`, for JSON."""
-    from raysim.screening.outputs import findings
+    from raysim.screening.findings import findings
 
     return {
         "name": done.config.name,

@@ -162,7 +162,7 @@ def export(
 def show_training(training: Training) -> None:
     """Train to the end, with progress bars on a terminal and lines of text elsewhere."""
     from raysim.console import PlainConsole
-    from raysim.training.train import print_progress
+    from raysim.training.progress import print_progress
 
     console = PlainConsole(stderr=True)
     if console.is_terminal:
@@ -176,7 +176,7 @@ def _show_bar(training: Training, console: Console) -> None:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.table import Column
 
-    from raysim.training.train import Pace, event_sentence, header
+    from raysim.training.progress import Pace, event_sentence, header
 
     events = training.events()  # raises before anything is shown
     for line in header(training):

@@ -81,6 +81,12 @@ class StageMemory:
     def total_bytes(self) -> int:
         return sum(self._parts().values())
 
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Bytes in a checkpoint, at most: of memories with equal copies at both ends it keeps one."""
+        memories = self.residuals_bytes + self.references_bytes
+        return self.weights_bytes + self.versions_bytes + self.optimizer_bytes + memories
+
     def _parts(self) -> dict[str, int]:
         return {
             "weights": self.weights_bytes,

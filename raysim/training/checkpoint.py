@@ -97,8 +97,9 @@ def write_checkpoint(
     signals: StepFeedback | None = None,
     records: Mapping[str, str] | None = None,
     keep: Collection[int] = (),
+    newest: int = KEPT,
 ) -> Checkpoint:
-    """Write the parts of all workers atomically as the checkpoint of `step`, and remove all but the newest `KEPT`.
+    """Write the parts of all workers atomically as the checkpoint of `step`, and remove all but the `newest`.
 
     `keep`: steps whose checkpoints are never removed. `signals`: of the last step, not yet seen by adaptive methods.
     `records`: the SHA-256 of the files with the records up to `step`, by name.
@@ -134,7 +135,7 @@ def write_checkpoint(
     draft.rename(path)
     sync_folder(folder)  # before older ones are removed
     shutil.rmtree(aside, ignore_errors=True)
-    for old in [each for each in checkpoints(folder) if each.step not in keep][:-KEPT]:
+    for old in [each for each in checkpoints(folder) if each.step not in keep][:-newest]:
         shutil.rmtree(old.path, ignore_errors=True)
     return Checkpoint(path, step)
 

@@ -22,7 +22,15 @@ from raysim.pipeline.reports import StepFeedback, StepReport
 from raysim.records import Recorder, RecordsError, Run
 from raysim.records.tables import check_recordable
 from raysim.training.branch import Parent, find_parent, recorded_origin
-from raysim.training.checkpoint import Checkpoint, Resumable, check_data, checkpoints, find_resumable, write_checkpoint
+from raysim.training.checkpoint import (
+    KEPT,
+    Checkpoint,
+    Resumable,
+    check_data,
+    checkpoints,
+    find_resumable,
+    write_checkpoint,
+)
 from raysim.training.evaluate import Evaluator
 from raysim.training.events import Event, HopelessError, Interruption, Phases
 from raysim.training.feedback import Clock, sensitivities
@@ -320,6 +328,7 @@ class Training:
             self._signals,
             self.recorder.parts(),
             self.config.checkpoint_at_steps or (),
+            KEPT if self.config.checkpoint_every_steps else 1,
         )
         self._offsets_s = self.engine.clock_offsets_s()  # clocks of other nodes drift
 

@@ -337,29 +337,6 @@ def test_impossible_hosts_are_refused(monkeypatch, tmp_path):
         validate(tmp_path / "cases", campaign(), 1)
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["--hosts", "3", "--replicas", "2"], "`--replicas` must divide `--hosts` (3)"),
-        (["--replicas", "2", "--rate", "50mbps+20ms"], "`--rate` must be without latency for replicas"),
-        (["--codec", "TopK(2)"], "TopK"),
-        (["--recipe", "digits-cn"], "digits-cn"),
-        (["--recipe", "digits-cnn", "--hosts", "8"], "num_stages"),
-        (["--rate", "fast"], "A link must be a rate"),
-        (["--rate", "20mbps/half"], "A link must be a rate"),
-        (["--count", "--trips"], "`--count` and `--trips` are measurements of their own"),
-        (["--count", "--rate", "20mbps"], "`--rate` is for cases, not for `--count`"),
-        (["--trips", "--hosts", "3"], "`--hosts` is for cases, not for `--trips`"),
-        (["--count", "--codec", "TopK(2)"], "TopK"),
-    ],
-)
-def test_invalid_cases_are_refused(words, sentence, tmp_path):
-    done = CliRunner().invoke(app, ["validate", *words, "--out", str(tmp_path / "cases")])
-    assert done.exit_code == 2
-    assert sentence in " ".join(done.output.split())
-    assert not (tmp_path / "cases").exists()
-
-
 def test_bytes_outside_packets_are_slope_and_intercept():
     """Synthetic runs have 500 bytes of overhead per packet, 70 per step."""
 

@@ -343,63 +343,6 @@ def test_the_verdict_is_the_devices():
     assert "fits 16 GB" not in done.output
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["nothing", "--device", "A100"], "Unknown recipe 'nothing'. Known: addition-gpt, digits-cnn"),
-        (["digits-cnn"], "Exactly one of `device` (T4, V100, "),
-        (["digits-cnn", "--device", "A100", "--profile", "p.json"], "Exactly one of `device` (T4, V100, "),
-        (["digits-cnn", "--device", "TPU"], "`device` must be one of T4, V100"),
-        (["digits-cnn", "--profile", "none.json"], "The profile 'none.json' must be readable"),
-        (["digits-cnn", "--device", "A100", "--efficiency", "1.5"], "`efficiency` must be in (0, 1], but got 1.5."),
-        (["digits-cnn", "--device", "A100", "--codec-speed", "0"], "`codec_bytes_per_s` must be in (0, inf]"),
-        (["digits-cnn", "forward=TopK(2)", "--device", "A100"], "`density` must be in (0, 1], but got 2"),
-        (["digits-cnn", "schedule=2F2B", "--device", "A100"], "`schedule`: "),
-        (["digits-cnn", "schedule=3", "--device", "A100"], "`schedule` must be a valid string, but got 3"),
-        (
-            ["digits-cnn", "steps=3", "epochs=2", "--device", "A100"],
-            "The override of `steps` is undone by that of `epochs`.",
-        ),
-        (["digits-cnn", "schedule=Interleaved1F1B(3)", "--device", "A100"], "`num_stages` must be a multiple of"),
-        (["digits-cnn", "num_stages=12", "--device", "A100"], "`num_stages` must be at most the number of layers (7)"),
-        (["digits-cnn", "batch_size=2048", "--device", "A100"], "`batch_size` must be at most the number of training"),
-        (
-            ["digits-cnn", "--device", "A100", "--json", "/nowhere/x.json"],
-            "`--json` must be a file that can be written",
-        ),
-        (["digits-cnn", "--device", "A100", "--network", "fast"], "`--network`: A network is a preset"),
-        (["resnet18-cifar10", "data.path=/nowhere", "--device", "A100"], "`data.path`"),
-        (["gpt2-wikitext2", "data.train_samples=10000", "--device", "A100"], "`data.train_samples` must be an integer"),
-    ],
-)
-def test_bad_input_gives_one_sentence_error(tmp_path, monkeypatch, arguments, sentence):
-    monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(app, ["simulate", *arguments, "--network", "8mbps"])
-    assert done.exit_code == 2, done.output
-    lines = done.stderr.strip().splitlines()
-    assert len(lines) == 1, done.stderr
-    assert lines[0].startswith("raysim: ")
-    assert sentence in lines[0]
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["digits-cnn", "--out", "/nowhere/p.json"], "`--out` must be a file that can be written"),
-        (["digits-cnn", "--out", "p.json", "--steps", "0"], "`num_steps` must be an integer of at least 1, but got 0."),
-        (["digits-cnn", "num_stages=12", "--out", "p.json"], "`num_stages` must be at most the number of layers (7)"),
-    ],
-)
-def test_bad_profiles_are_one_sentence(tmp_path, monkeypatch, arguments, sentence):
-    monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(app, ["profile", *arguments])
-    assert done.exit_code == 2, done.output
-    assert done.stderr.startswith("raysim: ")
-    assert sentence in done.stderr
-    assert not list(tmp_path.iterdir())
-
-
 def test_benches_are_commands(tmp_path, monkeypatch):
     from raysim_benchmarks.bench import simulate
 

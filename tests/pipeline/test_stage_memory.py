@@ -11,6 +11,14 @@ from raysim.engine.inline import InlineEngine
 from raysim.pipeline.prepare import prepare
 from raysim.workloads.stage_costs import Alive
 
+SMALL = {
+    "model": {"name": "cnn", "width": 32},
+    "data": {"name": "digits", "train_samples": 64, "test_samples": 8},
+    "num_stages": 2,
+    "num_microbatches": 2,
+    "batch_size": 16,
+    "steps": 2,
+}
 BASE = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 128}
 TEXT = {"name": "topics", "length": 64, "train_samples": 64, "test_samples": 8}
 DIGITS = {"name": "digits", "train_samples": 64, "test_samples": 8}
@@ -106,6 +114,28 @@ def test_worker_memory_is_at_most_forecast(name):
     promised, found = promise_of(name)
     for held, most in zip(found, promised, strict=True):
         assert 0.8 * most <= held <= 1.005 * most
+
+
+@pytest.mark.parametrize(
+    ("keys", "least"),
+    [
+        ({}, 0.95),
+        ({"optimizer": {"name": "adamw"}}, 0.95),
+        ({"optimizer": {"name": "sgd", "momentum": 0.9}, "num_replicas": 2}, 0.95),
+        ({"forward": "ErrorFeedback(TopK(0.1))"}, 0.9),
+        ({"forward": "EF21(TopK(0.1))", "backward": "EF21(TopK(0.1))"}, 0.7),  # promised at both ends, kept once
+        ({"forward": "AQSGD(Quantize(4))"}, 0.5),
+    ],
+)
+def test_checkpoint_is_at_most_as_promised(keys, least):
+    engine = InlineEngine(prepare(make_config({**SMALL, **keys})))
+    engine.start()
+    for step in range(2):
+        engine.step(step)
+    written = sum(engine.state_of(worker).nbytes for worker in range(engine.num_workers))
+    promised = sum(engine.plan.memories[stage].checkpoint_bytes for _, stage in engine.plan.places)
+    engine.close()
+    assert least * promised <= written <= 1.05 * promised
 
 
 def promise_of(name):

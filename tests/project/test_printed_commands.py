@@ -163,7 +163,7 @@ def cut(training):
 def test_interrupted_run_resumes_by_printed_command(called, monkeypatch):
     keys = ["steps=3", "num_stages=2", "forward=TopK(0.1, values=Quantize(8, per='row'))", "data.train_samples=64"]
     with monkeypatch.context() as patched:
-        patched.setattr("raysim.training.train.print_progress", cut)
+        patched.setattr("raysim.training.progress.print_progress", cut)
         done = called("train", "digits-cnn", *keys, "batch_size=32", "--engine", "inline", "--out", "a run")
     assert done.exit_code == 130, done.output
     (command,) = printed(done.output)

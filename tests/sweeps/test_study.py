@@ -217,60 +217,6 @@ def raysim(tmp_path, monkeypatch):
     return lambda *arguments: CliRunner().invoke(app, list(arguments))
 
 
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (
-            ["nothing"],
-            "Unknown study 'nothing'. Known: answers-links, equal-bandwidth, equal-bandwidth-2026, equal-bandwidth-pictures",
-        ),
-        (["missing.toml"], "The study 'missing.toml' cannot be read"),
-        (["broken.toml"], "broken.toml is not TOML"),
-        (["broken.py"], "The study broken.py cannot be imported: ZeroDivisionError: division by zero."),
-        (["empty.py"], "empty.py must hold a function `space(trial)` and a dict `study`."),
-        (["quickstart", "--trials", "0"], "`trials` must be at least 1, but got 0."),
-        (["small.toml", "--jobs", "0"], "`jobs` must be at least 1, but got 0."),
-        (["small.toml", "densty=1"], "Unknown key `densty`."),
-        (
-            ["small.toml", 'metrics=["accuracy", "math:sqrt"]'],
-            "Metric `math:sqrt` must say whether more is better: set `sqrt.higher_is_better`",
-        ),
-        (
-            ["small.toml", "data.name=text", "data.path=nowhere"],
-            "`data.path` must be a file or folder that exists, but got 'nowhere'.",
-        ),
-        (["pictures-causes"], "`data.path` must be a file or folder that exists, but got 'cifar10'."),
-        (["small.toml", "--resume"], "`resume` needs `out`, the folder of the study to resume."),
-        (["small.toml", "--resume", "--out", "none"], "Nothing to resume: none/study.toml cannot be read"),
-        (
-            ["small.toml", "--out", "full"],
-            "The folder full is not empty. Give another `out`, or `resume` the study in it.",
-        ),
-        (
-            ["small.toml", "steps=9", "--resume", "--out", "other"],
-            "`base.steps` must be 4, as in the study to resume, but got 9.",
-        ),
-        (
-            ["small.toml", "--out", "nope://bucket/study"],
-            "`out`: nope://bucket/study cannot be opened: Unrecognized filesystem type",
-        ),
-    ],
-)
-def test_the_command_line_refuses_before_ray_starts(raysim, tmp_path, arguments, sentence):
-    path = write_study(tmp_path)
-    (tmp_path / "broken.toml").write_text("base = ")
-    (tmp_path / "broken.py").write_text("1 / 0")
-    (tmp_path / "empty.py").write_text("study = {}")
-    for folder in ("full", "other"):
-        (tmp_path / folder).mkdir()
-        read_study(path).write(tmp_path / folder)
-    done = raysim("sweep", *arguments)
-    assert done.exit_code == 2, done.output
-    assert len(done.stderr.strip().splitlines()) == 1, done.stderr
-    assert done.stderr.startswith("raysim: ")
-    assert sentence in done.stderr
-
-
 def test_studies_are_listed(raysim):
     done = raysim("studies")
     assert done.exit_code == 0

@@ -17,9 +17,7 @@ import pandas as pd
 import pytest
 import yaml
 from studies import BASE, write_study
-from typer.testing import CliRunner
 
-from raysim.cli import app
 from raysim.engine.connection import user_here
 from raysim.sweeps import submit
 
@@ -34,42 +32,6 @@ def build(shape, width=4):
     sizes = [prod(shape.input_shape), width, width, shape.num_classes]
     return nn.Sequential(nn.Flatten(), *[nn.Linear(*pair) for pair in zip(sizes, sizes[1:])])
 """
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (
-            ["quickstart", "--out", "/srv/x"],
-            "Give exactly one of `--cluster FILE`, as for `ray up`, and `--address URL`",
-        ),
-        (["quickstart", "--out", "/srv/x", "--cluster", "none.yaml"], "but none.yaml is not a file."),
-        (["quickstart", "--out", "/srv/x", "--address", "head:6379"], "must be the URL of the cluster's dashboard"),
-        (["quickstart", "--out", "/srv/x", "--address", "http://127.0.0.1:1"], "does not answer: Connection refused."),
-        (
-            ["quickstart", "--out", "results", "--address", "http://127.0.0.1:1"],
-            "that every node sees, but got 'results'.",
-        ),
-        (
-            ["quickstart", "--out", "/srv/x", "--address", "http://127.0.0.1:1", "--fetch", "new"],
-            "needs `--cluster FILE`",
-        ),
-        (["quickstart", "--out", "s3://b/x", "--address", "http://127.0.0.1:1", "--fetch", "."], ". is not empty."),
-        (
-            ["quickstar", "--out", "/srv/x", "--address", "http://127.0.0.1:1"],
-            "Unknown study 'quickstar'. Did you mean `quickstart`?",
-        ),
-        (["none.toml", "--out", "/srv/x", "--address", "http://127.0.0.1:1"], "there is no such file."),
-        (["small.toml", "--files", "other", "--out", "/srv/x", "--address", "http://127.0.0.1:1"], "lies elsewhere."),
-    ],
-)
-def test_a_job_that_cannot_be_sent_is_refused_in_one_sentence(tmp_path, monkeypatch, words, sentence):
-    monkeypatch.chdir(tmp_path)
-    write_study(tmp_path)
-    done = CliRunner().invoke(app, ["submit", *words])
-    assert done.exit_code == 2, done.output
-    assert sentence in done.stderr
-    assert len(done.stderr.strip().splitlines()) == 1
 
 
 @pytest.fixture(scope="module")

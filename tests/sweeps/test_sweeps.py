@@ -1,7 +1,6 @@
 """Sweeps on a real Ray: what they leave behind, warm stages that remember nothing, and trials that fail."""
 
 import os
-from functools import partial
 from types import SimpleNamespace
 
 import pandas as pd
@@ -15,7 +14,7 @@ from trials import check_agree
 from raysim.config import ConfigError, make_config
 from raysim.records import Run
 from raysim.sweeps import allocation
-from raysim.sweeps.allocation import choose_engine, count_memory, fit
+from raysim.sweeps.allocation import choose_engine, count_bytes, fit
 from raysim.sweeps.objectives import Objective
 from raysim.sweeps.runner import Sweep, SweepError
 from raysim.sweeps.search import LedgerSearch
@@ -328,7 +327,7 @@ def test_misfit_overrides_are_refused(nodes, jobs, changes):
 )
 def test_trials_share_a_process_if_capacity_allows(node, changes, engine, jobs):
     config = make_config({**BASE, **changes})
-    need = choose_engine(config, [node], partial(count_memory, config))
+    need = choose_engine(config, [node], lambda: count_bytes(config).memory)
     assert need.engine == engine
     share = fit(config, [node], 2, jobs=None, growing=False, **need._asdict())
     assert share.jobs == jobs
@@ -350,7 +349,7 @@ def test_as_many_trials_run_at_once_as_have_memory(monkeypatch, given, memory, e
     plan = SimpleNamespace(memories=[SimpleNamespace(total_bytes=3.15e9)] * 2, places=[(0, 0), (0, 1)])
     monkeypatch.setattr(allocation, "prepare", lambda config: SimpleNamespace(plan=plan))
     config, nodes = make_config({**BASE, "cpus_per_stage": 0.5}), [{"CPU": 4.0, "memory": memory}]
-    need = choose_engine(config, nodes, partial(count_memory, config), given)
+    need = choose_engine(config, nodes, lambda: count_bytes(config).memory, given)
     share = fit(config, nodes, 2, jobs=None, growing=False, **need._asdict())
     assert (need.engine, min(share.jobs, 4)) == (engine, jobs)
     assert fit(config, nodes, 2, jobs=4, growing=False, **need._asdict()).jobs == 4

@@ -1,12 +1,16 @@
 """A running sweep in the terminal."""
 
+import shutil
 import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from studies import write_study
 
-from raysim.sweeps.progress import _View
+from raysim.sweeps.progress import _View, full_disk
+from raysim.sweeps.study_file import read_study
+from raysim.training.checkpoint import KEPT
 
 
 @pytest.mark.parametrize(
@@ -27,3 +31,13 @@ def test_only_trials_that_train_one_after_another_foretell_the_time_left(monkeyp
     view._started = started
     monkeypatch.setattr(time, "monotonic", lambda: started + 60)
     assert view.status() == line
+
+
+def test_a_disk_too_small_for_all_checkpoints_is_named_beforehand(tmp_path, monkeypatch):
+    study = read_study(write_study(tmp_path, seeds=[0, 1]))
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=8_000_000))
+    most = 8_000_000 // (study.most_trials * 2 * KEPT)
+    assert full_disk(study, most, tmp_path) is None
+    assert full_disk(study, 2 * most, tmp_path) == (
+        f"Checkpoints of 8 runs may take 16 MB, but {tmp_path} has 8 MB free: make room, or give another folder."
+    )

@@ -80,6 +80,8 @@ def test_newest_checkpoints_are_kept(tmp_path: Path) -> None:
     assert KEPT == 2
     assert [each.step for each in checkpoints(tmp_path)] == [10, 100_000_000]
     assert len(list(tmp_path.iterdir())) == KEPT
+    write_checkpoint(tmp_path, 100_000_001, parts(1), keep=[10], newest=1)
+    assert [each.step for each in checkpoints(tmp_path)] == [10, 100_000_001]
     write_checkpoint(tmp_path, 10, parts(11))  # written again, by a run that went back
     assert same(checkpoints(tmp_path)[0].parts(), parts(11))
     assert len(list(tmp_path.iterdir())) == KEPT

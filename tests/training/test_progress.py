@@ -10,8 +10,9 @@ from raysim.pipeline.prepare import prepare
 from raysim.records import Run
 from raysim.training.checkpoint import checkpoints
 from raysim.training.events import Phases
+from raysim.training.progress import Pace
 from raysim.training.run import Training
-from raysim.training.train import Pace, train
+from raysim.training.train import train
 
 
 def test_progress_lines_cover_header_to_evaluation(small, tmp_path, capsys):
