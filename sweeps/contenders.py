@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from raysim.forecast.fleet import SAME, Setting
+from raysim.network.costs import Expected
 from raysim.quality import MEASURES
 from raysim.screening.screen import Screened, words
 from raysim.screening.verdicts import HOPELESS, NO_GAIN
@@ -25,6 +26,8 @@ class Candidate:
     speedup: float | None = None
     """As priced; at most this, if its own price could not matter."""
     step_s: float | None = None
+    expected: Expected | None = None
+    """The step with churn and money as priced before the screen, if costs are given."""
     difference: float | None = None
     """Of the loss at once from dense's, on the model's own weights."""
     error: float | None = None
@@ -64,7 +67,7 @@ class Candidate:
 
     def as_mapping(self) -> dict[str, Any]:
         """Return the candidate for JSON."""
-        values = asdict(self)
+        values = asdict(self) | {"expected": self.expected and self.expected._asdict()}
         del values["setting"]
         return {**self.setting._asdict(), **values}
 

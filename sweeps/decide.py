@@ -242,14 +242,16 @@ class DecisionState(BaseModel):
         base_s, most = plan.step_s(network), limit(plan, network)
         beside = "" if base == Setting() else f" as {words(base)} alone"
         bounded = [each for each in settings if most < PAYS and each._replace(forward=SAME, backward=SAME) == base]
-        prices = {each.setting: each for each in priced((s for s in settings if s not in bounded), plan, network)}
+        own = (each for each in settings if each not in bounded)
+        prices = {each.setting: each for each in priced(own, plan, network, self.question.costs)}
         candidates = []
         for setting in settings:
             price = prices.get(setting)
             if price is None and setting not in bounded:
                 continue  # the run cannot have it
             gain = most if price is None else price.speedup
-            each = Candidate(setting, gain * self.dense_s / base_s, price.step_s if price else None)
+            faster = gain * self.dense_s / base_s
+            each = Candidate(setting, faster, price and price.step_s, price and price.expected)
             if gain < PAYS:
                 each.outcome, each.reason = NO_GAIN, f"{'' if price else 'at most '}{gain:.2f} times as fast{beside}"
             candidates.append(each)

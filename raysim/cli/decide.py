@@ -22,6 +22,7 @@ from raysim.units import plural
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from raysim.network.costs import FleetCosts
     from raysim.network.topology import Network
     from raysim.sweeps.contenders import Candidate
     from raysim.sweeps.decide import DecisionState
@@ -206,7 +207,8 @@ def show_candidates(decision: DecisionState) -> None:
     rows = sorted(decision.candidates, key=lambda each: (not each.open, -(each.speedup or 0.0)))
     left = plural(len(decision.left), "setting")
     title = f"{left} of {len(rows)} left before training, on {decision.question.network!r}"
-    out.print(table_of(_compact([_row(each) for each in rows]), title, text=WORDS, fold=WORDS))
+    table = _compact([_row(each, decision.question.costs) for each in rows])
+    out.print(table_of(table, title, text=WORDS, fold=WORDS))
 
 
 def show_decision(decision: DecisionState) -> None:
@@ -215,7 +217,8 @@ def show_decision(decision: DecisionState) -> None:
     if decision.ended == "raced":
         rows = sorted(decision.candidates, key=lambda each: (not each.harm, -(each.speedup or 0.0)))
         title = "What became of each setting"
-        out.print(table_of(_compact([_raced(each) for each in rows]), title, text=WORDS, fold=[*WORDS, "harm"]))
+        table = _compact([_raced(each, decision.question.costs) for each in rows])
+        out.print(table_of(table, title, text=WORDS, fold=[*WORDS, "harm"]))
     if decision.code:
         write_line(out, decision.code)
     for sentence in decision.sentences[1:]:
@@ -224,22 +227,24 @@ def show_decision(decision: DecisionState) -> None:
     write_line(out, f"Decision: {decision.sentences[0]}")
 
 
-def _row(candidate: Candidate) -> dict[str, str]:
+def _row(candidate: Candidate, costs: FleetCosts | None) -> dict[str, str]:
     from raysim.forecast.fleet import SAME
 
-    setting = candidate.setting
+    setting, expected = candidate.setting, candidate.expected
+    cells = {} if costs is None or expected is None else costs.cells(expected)
     return {
         "links": "" if setting.forward == setting.backward == SAME else f"{setting.forward} / {setting.backward}",
         "replicas": "" if setting.replica_gradient == SAME else setting.replica_gradient,
         "tied": "" if setting.tied_gradient == SAME else setting.tied_gradient,
         "speed-up": "" if candidate.speedup is None else f"{candidate.speedup:.2f}x",
+        **{name: cells.get(name, "") for name in ("expected step", "1,000 steps")},
         "loss at once": "" if candidate.difference is None else f"{candidate.difference:+.2g}",
         "outcome": "to be trained" if candidate.open else f"{candidate.outcome}: {candidate.reason}",
     }
 
 
-def _raced(candidate: Candidate) -> dict[str, str]:
-    row = _row(candidate)
+def _raced(candidate: Candidate, costs: FleetCosts | None) -> dict[str, str]:
+    row = _row(candidate, costs)
     outcome, speedup = row.pop("outcome"), candidate.faster or row["speed-up"]
     return row | {"speed-up": speedup, "harm": candidate.harm, "outcome": candidate.verdict or outcome}
 

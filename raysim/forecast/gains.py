@@ -16,6 +16,7 @@ from raysim.forecast.forecast import Forecast, forecast
 from raysim.forecast.link_costs import LinkCost, link_costs, packets_profile
 from raysim.forecast.replica_costs import ReplicaCost, endings_of, replica_costs, tied_costs
 from raysim.network.collectives import EXCHANGES
+from raysim.network.costs import Expected, FleetCosts
 from raysim.network.presets import DEVICES
 from raysim.network.prices import without_exchange
 from raysim.network.topology import FREE, Network
@@ -33,6 +34,8 @@ class Priced(NamedTuple):
     step_s: float
     speedup: float
     """Dense's step over this one."""
+    expected: Expected | None = None
+    """The step with churn and money, if costs are given."""
 
 
 class Alternative(NamedTuple):
@@ -75,15 +78,18 @@ def limit(plan: Forecast, network: Network) -> float:
     return plan.step_s(network) / replace(plan, steady=weightless).step_s(network)
 
 
-def priced(settings: Iterable[Setting], dense: Forecast, network: Network) -> Iterator[Priced]:
+def priced(
+    settings: Iterable[Setting], dense: Forecast, network: Network, costs: FleetCosts | None = None
+) -> Iterator[Priced]:
     """Yield each setting's price, compared with dense; settings that do not fit the run are left out."""
     dense_s = dense.step_s(network)
     for setting in settings:
         try:
-            step_s = coded(setting, dense).step_s(network)
+            plan = coded(setting, dense)
+            step_s = plan.step_s(network)
         except ValueError:
             continue  # such as a codec that cannot divide this run's tensors
-        yield Priced(setting, step_s, dense_s / step_s)
+        yield Priced(setting, step_s, dense_s / step_s, plan.expected(costs, network) if costs else None)
 
 
 def coded(setting: Setting, dense: Forecast) -> Forecast:

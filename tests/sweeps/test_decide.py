@@ -10,12 +10,14 @@ from typer.testing import CliRunner
 
 from raysim import limits
 from raysim.cli import app
+from raysim.cli.decide import show_candidates
 from raysim.config import ConfigError, make_config
 from raysim.forecast.fleet import SAME, Setting
 from raysim.forecast.forecast import forecast
 from raysim.forecast.gains import coded, forecast_parts, limit, other_ways, priced
-from raysim.network.costs import Expected, load_costs
+from raysim.network.costs import Expected, FleetCosts, load_costs
 from raysim.network.presets import parse_network
+from raysim.network.step_times import Lognormal
 from raysim.network.topology import FREE
 from raysim.replication.local import LocalSteps
 from raysim.screening.candidates import SUMS, canonical, every
@@ -58,11 +60,13 @@ def test_no_codec_of_links_exceeds_the_limit(dense):
 
 def test_price_of_a_setting_is_that_of_its_own_forecast(dense):
     """Without building the model again; also of a replica method, whose transfers replace dense's."""
-    wire = parse_network(SLOW)
+    wire, costs = parse_network(SLOW), FleetCosts(gpu_hour=2.0, egress_gb=0.1, step_times=Lognormal(0.1))
     for setting in (Setting("TopK(0.1)", "Quantize(8)"), Setting(replica_gradient="PowerSGD(2)")):
-        (price,) = priced([setting], dense, wire)
+        (price,) = priced([setting], dense, wire, costs)
         own = forecast(dense.config.changed(**setting._asdict()), device="T4")
         assert price.step_s == pytest.approx(own.step_s(wire), rel=1e-12)
+        assert price.expected[:4] == pytest.approx(own.expected(costs, wire)[:4], rel=1e-12)
+        assert price.step_s < price.expected.step_s
 
 
 def test_way_without_a_network_takes_the_same_time_on_every_network():
@@ -175,6 +179,21 @@ def test_race_begins_with_fastest_settings_whose_loss_at_once_is_within_margin()
     candidates = [Candidate(Setting(name), speedup, difference=gap) for name, (speedup, gap) in prices.items()]
     assert "".join(each.setting.forward for each in by_promise(candidates, 1.0)) == "dcabe"
     assert "".join(each.setting.forward for each in by_promise(candidates, math.nan)) == "bdcea"  # without a screen
+
+
+def test_priced_candidates_have_their_money_in_files_and_in_the_table(tmp_path, capsys):
+    costs = FleetCosts(currency="EUR", gpu_hour=3.6)
+    question = Question(KEYS | {"steps": 4}, parse_network(SLOW), device="T4", costs=costs)
+    begun = DecisionState.begin(question, str(tmp_path / "out"), resume=False)
+    with begun.locked():
+        begun.price(lambda text: None)
+    again = DecisionState.begin(question, str(tmp_path / "out"), resume=True)
+    assert again.candidates == begun.candidates
+    own = [each for each in again.candidates if each.step_s is not None]
+    assert [each.expected.money for each in own] == pytest.approx([3 * each.step_s * 3.6 / 3600 for each in own])
+    assert all(each.expected is None for each in again.candidates if each.step_s is None)
+    show_candidates(again)
+    assert capsys.readouterr().out.count(" EUR ") == len(own) > 3
 
 
 def test_a_race_without_a_trained_setting_names_the_fastest_one():
