@@ -147,8 +147,9 @@ class _View:
         elapsed = time.monotonic() - self._started
         left = sweep.study.most_trials - fresh - parts
         text = f"{fresh} of {sweep.study.most_trials} trials after {duration(elapsed)}"
-        one_by_one = sweep.study.race is None  # a race trains its trials side by side
-        if one_by_one and done > 0.5 and left > 0:
+        if standing := sweep.search.standing():  # a race trains its trials side by side
+            text = f"after {duration(elapsed)}: {standing}"
+        elif sweep.study.race is None and done > 0.5 and left > 0:
             text += f", about {duration(elapsed / done * left)} left"
         for objective in sweep.study.objectives:
             name = objective.name

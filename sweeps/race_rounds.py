@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
 import pyarrow as pa
@@ -243,7 +244,13 @@ class RaceRounds:
 
     def harms(self, trial: int) -> tuple[float, ...]:
         """Return a trial's harms by its final evaluations, one per seed."""
-        return self.evidence[trial].final
+        return self.evidence.get(trial, Evidence(0.0)).final
+
+    @property
+    def least_harmful(self) -> int | None:
+        """The trial with the least mean harm of those trained to their end that have not left; None if there are none."""
+        kept = [trial for trial in self._entrants if trial not in {*self.left, *self.failed} and self.harms(trial)]
+        return min(kept, key=lambda trial: fmean(self.harms(trial)), default=None)
 
     def is_complete(self, trial: int) -> bool:
         """Return whether a trial has been trained on all of its seeds."""
@@ -254,6 +261,11 @@ class RaceRounds:
     def parts(self) -> list[RoundEntry]:
         """The parts of all trials, in order."""
         return [entry for entry in self._entries if entry.decision == "train"]
+
+    @property
+    def ended_runs(self) -> int:
+        """The number of runs trained to their end, dense ones included."""
+        return sum(len(entry.seeds) for entry in self.parts if entry.ended and entry.share == 1.0)
 
     def trained(self, trial: int) -> list[RoundEntry]:
         return [entry for entry in self.parts if entry.trial == trial]

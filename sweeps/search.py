@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from statistics import fmean
 from typing import Any
 
 from ray.tune.search import Searcher
@@ -36,6 +37,7 @@ from raysim.sweeps.trial import (
     trial_folder,
 )
 from raysim.sweeps.trial_rows import TrialRow
+from raysim.units import plural
 
 LOST_PROCESSES = 3  # restarts of a trial from its checkpoint after losing its processes
 
@@ -81,6 +83,10 @@ class LedgerSearch(Searcher):
     def summary(self) -> list[str]:
         """Return lines on the decisions of a race within its budget and on what is open; none without a budget."""
         return []
+
+    def standing(self) -> str:
+        """Return the number of open settings in a race, and the least harm so far; empty before it has begun."""
+        return ""
 
     def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
         row = self._rows[trial_id]
@@ -213,6 +219,17 @@ class RaceSearch(LedgerSearch):
     def summary(self) -> list[str]:
         rounds = self._rounds
         return [] if rounds is None or rounds.budget is None else rounds.budget.summary()
+
+    def standing(self) -> str:
+        rounds = self._rounds
+        if rounds is None:
+            return ""
+        text = f"{plural(len(rounds.running), 'setting')} open, {plural(rounds.ended_runs, 'run')} ended"
+        if (best := rounds.least_harmful) is None:
+            return text
+        harms = rounds.harms(best)
+        harm, seeds = f"{fmean(harms):+.2g} {rounds.measure.unit}", plural(len(harms), "seed")
+        return f"{text}; least harm so far {harm} on {seeds}: {self.ledger.rows[best].notation}"
 
     def _begin(self) -> RaceRounds:
         """Enter all trials of the study; return the rounds of the race, including those of earlier sessions."""

@@ -3,6 +3,7 @@
 import re
 from dataclasses import replace
 from shutil import copytree
+from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
@@ -200,15 +201,18 @@ def race_study(folder, **changes):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """The search and the folder of a race that was not disturbed."""
+    """The search and the folder of a race that was not disturbed, and what it said of itself after every two parts."""
     folder = tmp_path_factory.mktemp("race")
     search, _ = search_of(race_study(folder), folder / "out")
-    train_all(search)
-    return search, folder
+    said = [search.standing()]
+    for _ in range(40):
+        train_all(search, most=1)
+        said.append(search.standing())
+    return search, folder, said
 
 
 def test_parts_of_a_race_in_tune_end_in_rows(whole):
-    search, folder = whole
+    search, folder, _ = whole
     rows = {row.trial: row for row in search.ledger.rows}
     assert (rows[0].name, rows[0].status) == ("dense", "finished")
     assert rows[0].figures.keys() == {"loss_on", "wire_bytes"}
@@ -217,6 +221,22 @@ def test_parts_of_a_race_in_tune_end_in_rows(whole):
     for row in rows.values():
         assert row.runs == [f"trials/{row.trial}-s{seed}" for seed in row.seeds]
         assert all((folder / "out" / run / "run.parquet").is_file() for run in row.runs)
+
+
+def test_a_race_says_what_is_open(whole):
+    _, folder, said = whole
+    assert said[0] == ""
+    assert all(re.fullmatch(r"\d settings? open, \d+ runs? ended", each) for each in said[1:]), said
+    ended = sum(Run(path).status == "finished" for path in folder.glob("out/trials/*"))
+    assert said[-1] == f"0 settings open, {ended} runs ended"
+
+
+def test_least_harmful_setting_is_safe_if_one_is(tmp_path):
+    rounds = made_rounds(tmp_path)
+    assert rounds.least_harmful is None
+    play(rounds)
+    assert rounds.least_harmful in rounds.safe
+    assert all(fmean(rounds.harms(rounds.least_harmful)) <= fmean(rounds.harms(trial)) for trial in rounds.safe)
 
 
 def test_a_race_keeps_no_checkpoint_from_which_nothing_starts(whole, tmp_path):
@@ -229,7 +249,7 @@ def test_a_race_keeps_no_checkpoint_from_which_nothing_starts(whole, tmp_path):
 
 
 def test_optuna_shows_every_trial_of_a_race_with_its_setting_and_values(whole):
-    search, folder = whole
+    search, folder, _ = whole
     (study,) = optuna.get_all_study_summaries(f"sqlite:///{folder / 'out' / 'optuna.db'}")
     trials = optuna.load_study(study_name=study.study_name, storage=f"sqlite:///{folder / 'out' / 'optuna.db'}").trials
     states = {"finished": TrialState.COMPLETE, "pruned": TrialState.PRUNED}
@@ -320,7 +340,7 @@ def test_studies_of_several_seeds_screen(tmp_path):
 
 
 def test_a_run_trained_in_parts_has_the_bits_of_a_whole_one(whole, tmp_path):
-    search, folder = whole
+    search, folder, _ = whole
     parts = Run(folder / "out" / "trials" / "1-s0")
     config = search.ledger.study.config({"forward": "Quantize(8)"})
     run = train(config.model_copy(update={"seed": 0}), engine="inline", out=tmp_path / "run")

@@ -14,15 +14,20 @@ from raysim.training.checkpoint import KEPT
 
 
 @pytest.mark.parametrize(
-    ("race", "line"), [(None, "2 of 4 trials after 60 s, about 60 s left"), (object(), "2 of 4 trials after 60 s")]
+    ("race", "standing", "line"),
+    [
+        (None, "", "2 of 4 trials after 60 s, about 60 s left"),
+        (object(), "", "2 of 4 trials after 60 s"),
+        (object(), "3 settings open", "after 60 s: 3 settings open"),
+    ],
 )
-def test_only_trials_that_train_one_after_another_foretell_the_time_left(monkeypatch, race, line):
+def test_only_trials_that_train_one_after_another_foretell_the_time_left(monkeypatch, race, standing, line):
     rows = [
         SimpleNamespace(status=status, ended=status != "running", same_as=None) for status in ("finished", "pruned")
     ]
     sweep: Any = SimpleNamespace(
         rows=rows,
-        search=SimpleNamespace(progress={}),
+        search=SimpleNamespace(progress={}, standing=lambda: standing),
         began_with=0,
         study=SimpleNamespace(most_trials=4, objectives=(), race=race),
     )
