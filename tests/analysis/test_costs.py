@@ -6,12 +6,10 @@ import sys
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 from configurations import SMALL
-from report_runs import change_row, copy_run
+from report_runs import change_columns, change_row, copy_run
 from typer.testing import CliRunner
 
 from raysim import analysis, train
@@ -22,7 +20,7 @@ from raysim.cli import app
 from raysim.config import make_config
 from raysim.forecast.compute import record_profile
 from raysim.network.presets import parse_network
-from raysim.records import Run, write_table
+from raysim.records import Run
 
 NETWORKS = ("1mbps", "100mbps", "free")
 SETTINGS = {
@@ -60,17 +58,11 @@ def company(folder, names=(*SETTINGS, "dense-7"), **options):
 def stretched(source, target, factor, codec_factor=None):
     """Copy a run as a machine `factor` times as slow, in codecs `codec_factor` times, would have recorded it."""
     shutil.copytree(source, target)
-    for table, names in {
-        "actions": ("decode_s", "compute_wall_s", "compute_cpu_s", "encode_s", "start_s", "end_s"),
-        "steps": ("seconds",),
-    }.items():
-        whole = pq.read_table(target / f"{table}.parquet")
-        for name in names:
-            place = whole.schema.get_field_index(name)
-            codec = codec_factor is not None and name in ("decode_s", "encode_s")
-            values = np.array(whole[name].to_pylist(), float) * (codec_factor if codec else factor)
-            whole = whole.set_column(place, whole.schema.field(name), pa.array(values))
-        write_table(whole, target / f"{table}.parquet")
+    codecs = dict.fromkeys(("decode_s", "encode_s"), codec_factor or factor)
+    actions = dict.fromkeys(("compute_wall_s", "compute_cpu_s", "start_s", "end_s"), factor) | codecs
+    for table, factors in {"actions": actions, "steps": {"seconds": factor}}.items():
+        changes = {name: lambda values, times=times: times * values for name, times in factors.items()}
+        change_columns(target / f"{table}.parquet", **changes)
     return target
 
 
@@ -245,14 +237,11 @@ def test_load_in_every_second_step_moves_no_price_beyond_its_interval(runs, tmp_
     for name in SETTINGS:
         folder = tmp_path / name
         shutil.copytree(runs / name, folder)
-        actions = pq.read_table(folder / "actions.parquet")
-        steps = np.array(actions["step"])
-        loaded = np.isin(steps, np.unique(steps)[::2])
-        for column, factor in factors.items():
-            place = actions.schema.get_field_index(column)
-            values = np.array(actions[column].to_pylist(), float) * np.where(loaded, factor, 1.0)
-            actions = actions.set_column(place, actions.schema.field(column), pa.array(values))
-        write_table(actions, folder / "actions.parquet")
+        steps = Run(folder).actions["step"]
+        loaded = steps.isin(steps.unique()[::2]).to_numpy()
+        factor = {name: np.where(loaded, times, 1.0) for name, times in factors.items()}
+        changes = {name: lambda s, by=by: by * s for name, by in factor.items()}
+        change_columns(folder / "actions.parquet", **changes)
         prices = [Replay(each / name).step_s(networks()) for each in (runs, tmp_path)]
         for network, quiet, busy in zip(NETWORKS, *prices, strict=True):
             assert quiet.value <= busy.value <= quiet.high, (name, network)

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from configurations import SMALL
 from pipelines import RUNS, TIED
 from raysim_benchmarks.validate.overheads import read_overheads
+from report_runs import change_columns, change_row, copy_run
 from typer.testing import CliRunner
 
 from raysim import Run, train
@@ -330,11 +330,8 @@ def test_the_seconds_of_a_transport_are_its_own_whatever_was_recorded(runs, tmp_
     bare = Replay(runs / "sparse", transport="bare")
     assert not any(bare.overheads.values())
     assert (bare.step_seconds(free) < of_ray.step_seconds(free)).all()
-    as_on_ray(runs / "sparse", tmp_path / "ray")
-    slow = pq.read_table(tmp_path / "ray" / "steps.parquet")
-    place = slow.schema.get_field_index("seconds")
-    slow = slow.set_column(place, slow.schema.field(place), pc.multiply(slow["seconds"], 9.0))
-    write_table(slow, tmp_path / "ray" / "steps.parquet")  # beside other work
+    copy_run(runs / "sparse", tmp_path / "ray", engine="ray")
+    change_columns(tmp_path / "ray" / "steps.parquet", seconds=lambda s: 9 * s)  # beside other work
     np.testing.assert_array_equal(Replay(tmp_path / "ray").step_seconds(free), of_ray.step_seconds(free))
 
 
@@ -348,24 +345,16 @@ def test_update_is_priced_by_recorded_seconds(runs, tmp_path):
     write_table(pq.read_table(old / "steps.parquet").drop_columns(["update_s"]), old / "steps.parquet")
     seconds = Run(old).steps["seconds"]
     assert all(0 < profile.update_s.max() < seconds.max() for profile in Replay(old).profiles.values())
-    as_on_ray(old, tmp_path / "old-ray")
+    copy_run(old, tmp_path / "old-ray", engine="ray")
     unknown = Replay(tmp_path / "old-ray")
     assert not any(profile.update_s.any() for profile in unknown.profiles.values())
     assert any("The optimiser's update is not in the price" in note for note in unknown.notes)
 
 
-def as_on_ray(source, target):
-    """Copy a run as one that Ray recorded."""
-    shutil.copytree(source, target)
-    row = pq.read_table(target / "run.parquet")
-    place = row.schema.get_field_index("engine")
-    write_table(row.set_column(place, row.schema.field(place), [["ray"]]), target / "run.parquet")
-
-
 def test_a_recording_of_a_simulated_run_gives_its_steps_back(runs, tmp_path):
     """What Ray would have recorded on a free network, by the simulator: the waits are found again, and the seconds."""
     shutil.copytree(runs / "sparse", tmp_path / "ray")
-    row, steps, actions = (pq.read_table(tmp_path / "ray" / f"{name}.parquet") for name in ("run", "steps", "actions"))
+    steps, actions = (pq.read_table(tmp_path / "ray" / f"{name}.parquet") for name in ("steps", "actions"))
     given: dict[str, Any] = {
         "call_s": 1e-3,
         "message_s": 5e-5,
@@ -381,8 +370,7 @@ def test_a_recording_of_a_simulated_run_gives_its_steps_back(runs, tmp_path):
         seconds.loc[seconds["step"] == step, "seconds"] = timeline.step_s
     for name, table, schema in (("steps", seconds, steps.schema), ("actions", frame, actions.schema)):
         write_table(pa.Table.from_pandas(table, schema), tmp_path / "ray" / f"{name}.parquet")
-    place = row.schema.get_field_index("engine")
-    write_table(row.set_column(place, row.schema.field(place), [["ray"]]), tmp_path / "ray" / "run.parquet")
+    change_row(tmp_path / "ray", engine="ray")
     again = Recording(tmp_path / "ray")
     columns = {str(name): values.to_numpy() for name, values in again.run.actions.items()}
     columns = {name: values[np.isin(columns["step"], list(bare.profiles))] for name, values in columns.items()}
@@ -404,12 +392,8 @@ def test_a_recording_of_a_simulated_run_gives_its_steps_back(runs, tmp_path):
 
 def test_records_of_packets_by_way_of_the_driver_still_load(runs, tmp_path):
     """Version 1 of the records, in which actions had a column more."""
-    shutil.copytree(runs / "sparse", tmp_path / "old")
-    row, actions = (pq.read_table(tmp_path / "old" / f"{name}.parquet") for name in ("run", "actions"))
-    for name, value in (("engine", "ray"), ("schema_version", 1)):
-        place = row.schema.get_field_index(name)
-        row = row.set_column(place, row.schema.field(place), [pa.array([value], row.schema.field(place).type)])
-    write_table(row, tmp_path / "old" / "run.parquet")
+    copy_run(runs / "sparse", tmp_path / "old", engine="ray", schema_version=1)
+    actions = pq.read_table(tmp_path / "old" / "actions.parquet")
     write_table(actions.append_column("inlined", pa.array([True] * len(actions))), tmp_path / "old" / "actions.parquet")
     old, new = Replay(tmp_path / "old"), Replay(runs / "sparse")
     np.testing.assert_array_equal(old.wire_bytes, new.wire_bytes)

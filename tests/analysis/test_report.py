@@ -118,10 +118,6 @@ def test_the_outline_is_sound_and_everything_is_labelled(html):
     assert {a["href"][1:] for a in outline.all("a")} <= set(ids)
 
 
-def test_runs_without_branches_have_no_section_of_them(page):
-    assert "branches" not in [section.key for section in page.sections]
-
-
 def test_the_page_is_whole_by_itself(html):
     outline = Outline(html)
     for _, attributes in outline.elements:
@@ -357,13 +353,19 @@ def test_a_report_over_nccl_has_the_prices_of_a_replay_over_nccl(runs, page, ove
     assert priced["nccl"] < priced["ray"]
 
 
-def test_money_of_a_report_is_that_of_hours_and_bytes_and_of_the_command_on_one_run(runs, tmp_path):
+def test_the_command_ends_with_the_decision_and_money_is_that_of_hours_and_bytes_and_of_one_run(runs, tmp_path):
     file, out = tmp_path / "costs.toml", tmp_path / "report.json"
     file.write_text('currency = "EUR"\ngpu_hour = 2.0\negress_gb = 0.1\ndeparture_hours = 24\nrestart_s = 300\n')
     network, costs = "10mbps", load_costs(file)
     options = ("--network", network, "--only", "--costs", file)
     done = command(runs, "--out", tmp_path / "report.html", *options, "--json", out)
     assert done.exit_code == 0, done.output
+    *_, said, named = done.output.splitlines()
+    assert named == f"Figures: {out}"
+    assert said.startswith("On 10mbps over Ray, ")  # the page's own sentences, as plain text
+    text = " ".join("".join(Outline((tmp_path / "report.html").read_text()).text).split())
+    for sentence in said.removesuffix(".").split(". "):
+        assert sentence in text
     (row,) = json.loads(out.read_text())["recommended"][network]
     assert row["setting"] == "dense"
     replays = beside([runs / f"dense-s{seed}" for seed in SEEDS], runs)
@@ -565,16 +567,6 @@ def command(*arguments):
     return CliRunner().invoke(app, ["report", *map(str, arguments)])
 
 
-def test_the_command_ends_with_the_decision(runs, tmp_path):
-    """The page's own sentence for the network, as plain text."""
-    result = command(runs, "--out", tmp_path / "report.html", "--network", "20mbps", "--only")
-    said = result.output.splitlines()[-1]
-    text = " ".join("".join(Outline((tmp_path / "report.html").read_text()).text).split())
-    assert said.startswith("On 20mbps over Ray, ")
-    for sentence in said.removesuffix(".").split(". "):
-        assert sentence in text
-
-
 def test_a_report_opens_at_the_network_of_its_study(runs, tmp_path):
     copy_run(runs / "dense-s1", tmp_path / "study" / "trials" / "dense-s1")
     for own, added in (("10gbps", ()), ("20mbps", ("20mbps",))):
@@ -660,17 +652,8 @@ def test_other_schemas_and_corrupt_files_are_said_and_the_rest_is_shown(runs, tm
 def test_markdown_has_every_picture_and_its_data(runs, page, tmp_path):
     result = command(
         runs,
-        "--format",
-        "md",
-        "--out",
-        tmp_path / "md",
-        "--network",
-        "100mbps",
-        "--network",
-        "10mbps",
-        "--network",
-        "free",
-        "--only",
+        *("--format", "md", "--out", tmp_path / "md", "--only"),
+        *(word for network in NETWORKS for word in ("--network", network)),
     )
     assert result.exit_code == 0, result.output
     text = (tmp_path / "md" / "report.md").read_text()

@@ -87,10 +87,9 @@ def test_unusable_inline_threshold_is_refused(found, sentence):
 AVERAGED = {"num_replicas": 2, "replica_gradient": "ErrorFeedback(TopK(0.5))"}
 
 
-@pytest.mark.parametrize("message", [NEAR_BYTES, pytest.param(20_000, marks=pytest.mark.slow)], ids=["pieces", "store"])
-@pytest.mark.parametrize(
-    "changes", [pytest.param({}, marks=pytest.mark.slow), AVERAGED], ids=["links", "links and replicas"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("message", [NEAR_BYTES, 20_000], ids=["pieces", "store"])
+@pytest.mark.parametrize("changes", [{}, AVERAGED], ids=["links", "links and replicas"])
 def test_every_message_path_matches_inline_engine(ray, small, monkeypatch, changes, message):
     monkeypatch.setattr("raysim.engine.ray.find_limits", lambda *_, **__: Limits(16_384, message))
     config = small(**LARGE, **changes, num_stages=2)

@@ -212,7 +212,7 @@ def test_screen_changes_no_state():
 
 def test_a_screen_on_ray_has_the_figures_of_one_inline(ray):
     """Two processes, each with a bench of its own, and a replica method."""
-    keys = {"num_replicas": 2, "num_microbatches": 1, "cpus_per_stage": 4}
+    keys: dict[str, Any] = {"num_replicas": 2, "num_microbatches": 1, "cpus_per_stage": 4}
     keys |= {name: f"tests.support.{KEYS[name]}" for name in ("model", "data")}  # as workers on Ray find them
     tried = [TENSOR, BLOCK, TOPK, TWO_SHOT]
     inline, on_ray = (

@@ -62,3 +62,12 @@ def break_at(worker, *places):
 def mend(worker):
     """Take back what `break_at` did."""
     del worker.row._execute
+
+
+def fail(worker):
+    """Let the first stage of a worker fail, as a model may."""
+
+    def refuse(*_):
+        raise RuntimeError("no luck")
+
+    worker.stages[min(worker.stages)].module.register_forward_pre_hook(refuse)

@@ -52,7 +52,7 @@ def test_sweep_writes_runs_rows_and_study(ray, tmp_path):
         sampler="grid",
         trials=None,
         baselines=[{"name": "dense", "params": {"forward": "Identity", "optimizer.learning_rate": 0.1}}],
-        jobs=2,
+        jobs=1,
     )
     done = sweep(path, tmp_path / "out")
     frame = pd.read_parquet(tmp_path / "out" / "trials.parquet")

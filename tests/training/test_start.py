@@ -10,7 +10,7 @@ import numpy as np
 from raysim.workloads.data import load_data
 
 
-def test_workers_and_digits_need_no_other_library():
+def test_workers_and_digits_need_no_other_library_and_a_trial_no_compiler_of_torch():
     code = """
 import sys
 from pathlib import Path
@@ -18,15 +18,11 @@ import raysim.pipeline.worker
 from raysim.workloads.data import load_data
 load_data("digits", {}, 0)
 print([name for name in ("sklearn", "scipy", "pandas", "ray", "numba") if name in sys.modules])
+import raysim.sweeps.trial, raysim.probing, raysim.nn
+print("torch._dynamo" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.stdout == "[]\n", done.stdout + done.stderr
-
-
-def test_a_trial_does_not_import_the_compiler_of_torch():
-    code = "import sys, raysim.sweeps.trial, raysim.probing, raysim.nn; print('torch._dynamo' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.stdout == "False\n", done.stdout + done.stderr
+    assert done.stdout == "[]\nFalse\n", done.stdout + done.stderr
 
 
 def test_digits_equal_scikit_learn():

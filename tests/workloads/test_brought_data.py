@@ -335,8 +335,3 @@ def test_data_digest_covers_every_sample(tmp_path):
                 (tmp_path / "images" / name / f"{i}.bmp").write_bytes(grey(np.full((8, 8), value, np.uint8), "BMP"))
         digests.add(digest_of(load("images", path=tmp_path / "images")))
     assert len(digests) == 4
-
-
-def test_conflicting_lengths_name_both_keys():
-    with pytest.raises(ConfigError, match="The override of `steps` is undone by that of `epochs`"):
-        read_config("digits-cnn", ["steps=10", "epochs=2"])
