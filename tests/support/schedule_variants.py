@@ -45,7 +45,7 @@ VARIANTS = [
     Variant("ZBH1"),
     Variant("ZBH2"),
     Variant("ZB"),
-    Variant("ZB(weight=0.5, message=0.2, memory=1.5, kept=0.4)"),
+    Variant("ZB(forward=2.0, input=1.5, weight=0.5, message=0.2, memory=1.5, kept=0.4)"),
     Variant("ZBV", lambda num_stages, num_microbatches: num_stages % 2 == 0),
     Variant("DualPipeV", lambda num_stages, num_microbatches: num_stages % 2 == 0 and num_microbatches >= num_stages),
     Variant(f"Custom({str(ZBV_CSV)!r})", lambda num_stages, num_microbatches: (num_stages, num_microbatches) == (4, 4)),
