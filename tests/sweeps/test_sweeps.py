@@ -346,7 +346,9 @@ def test_trials_share_a_process_if_capacity_allows(node, changes, engine, jobs):
 )
 def test_as_many_trials_run_at_once_as_have_memory(monkeypatch, given, memory, engine, jobs):
     """Of 6.3 GB each, with two stages of half a CPU."""
-    plan = SimpleNamespace(memories=[SimpleNamespace(total_bytes=3.15e9)] * 2, places=[(0, 0), (0, 1)])
+    plan = SimpleNamespace(
+        memories=[SimpleNamespace(total_bytes=3.15e9, checkpoint_bytes=0)] * 2, places=[(0, 0), (0, 1)]
+    )
     monkeypatch.setattr(allocation, "prepare", lambda config: SimpleNamespace(plan=plan))
     config, nodes = make_config({**BASE, "cpus_per_stage": 0.5}), [{"CPU": 4.0, "memory": memory}]
     need = choose_engine(config, nodes, lambda: count_bytes(config).memory, given)
