@@ -11,7 +11,7 @@ import psutil
 
 PROGRAMS = {"gcs_server": "head", "raylet": "raylets"}
 TITLES = {
-    "ray::ResourceTrainable": "trials",  # Tune's wrapper
+    "ray::SweepTrial": "trials",
     "ray::StageActor": "stages",
     "Agent": "agents",
     "ray::": "idle workers",

@@ -11,7 +11,7 @@ from raysim_benchmarks.processes import kind_of
 @pytest.mark.parametrize(
     ("line", "kind"),
     [
-        ("ray::ResourceTrainable.train", "trials"),
+        ("ray::SweepTrial.train", "trials"),
         ("ray::StageActor.perform", "stages"),
         ("ray::IDLE", "idle workers"),
         ("ray::DashboardAgent", "agents"),
