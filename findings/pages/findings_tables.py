@@ -39,7 +39,8 @@ def _runs(results: Results) -> str:
     began, hours = pd.to_datetime(runs["started_at"], utc=True), runs["seconds"].sum() / 3600
     settings = len(runs[["job", "setting"]].drop_duplicates())
     days = " to ".join(dict.fromkeys(f"{day:%Y-%m-%d}" for day in (began.min(), began.max())))
-    return f"{settings} settings, seeds {seeds[0]} to {seeds[-1]}: {len(runs)} runs, {hours:.1f} hours on CPU, {days}."
+    of = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
+    return f"{settings} settings, {of}: {len(runs)} runs, {hours:.1f} hours on CPU, {days}."
 
 
 def _settings(results: Results) -> str:
