@@ -278,7 +278,7 @@ class RunFields(Strict):
     recompute: bool = Field(default=False, json_schema_extra=role("computation"))
     """Keep only a stage's inputs and run its forward again before the backward."""
     checkpoint_every_steps: Natural = Field(default=100, json_schema_extra=role("observation"))
-    """Steps between checkpoints, of which there is one at least every four minutes; 0 keeps only the last state of a finished run."""
+    """Steps between checkpoints, of which there is one at least every four minutes; 0 writes no others, and keeps the newest alone."""
     checkpoint_at_steps: tuple[Natural, ...] | None = Field(
         default=None, max_length=1000, json_schema_extra=role("observation")
     )

@@ -90,7 +90,7 @@ class Timings(Strict):
     message_s: Seconds = 0.0
     """Measured seconds of a message on any network, added to the network's own for `message_bytes`."""
     blocking_sends: bool = False
-    """Whether the sender computes nothing until its message has arrived."""
+    """Whether a send keeps its stage from computing until the message has arrived."""
     send_byte_s: Seconds = 0.0
     """Sender's seconds for each sent byte, such as copies by the host."""
     encode_s: ByStage = 0.0

@@ -81,7 +81,7 @@ class Profile:
     step_s: float = 0.0
     """Seconds per step outside its actions: submission, gathering of statistics."""
     blocking: bool = False
-    """Whether a worker starts its next action only when its last packet has arrived."""
+    """Whether a send blocks its worker until the packet has arrived."""
     codec_bytes_per_s: float = 0.0
     """Dense bytes per second processed by codecs, if recorded; 0 if unknown. Reported, not simulated."""
     paces: Floats = field(default_factory=lambda: np.ones(1))

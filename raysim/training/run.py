@@ -280,7 +280,7 @@ class Training:
             self._reached = max(self._reached, step)
             late = time.monotonic() - last_kept > KEEP_EVERY_S
             wanted = step == self.plan.end_step or step in chosen or self._ending.wanted
-            if wanted or (every and (step % every == 0 or late or self.evaluator.is_due(step))):
+            if wanted or late or (every and (step % every == 0 or self.evaluator.is_due(step))):
                 self._keep(step)  # before the evaluation, which may take long
                 last_flush = last_kept = time.monotonic()
             elif time.monotonic() - last_flush > FLUSH_EVERY_S:

@@ -11,14 +11,6 @@ from raysim.engine.inline import InlineEngine
 from raysim.pipeline.prepare import prepare
 from raysim.workloads.stage_costs import Alive
 
-SMALL = {
-    "model": {"name": "cnn", "width": 32},
-    "data": {"name": "digits", "train_samples": 64, "test_samples": 8},
-    "num_stages": 2,
-    "num_microbatches": 2,
-    "batch_size": 16,
-    "steps": 2,
-}
 BASE = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 128}
 TEXT = {"name": "topics", "length": 64, "train_samples": 64, "test_samples": 8}
 DIGITS = {"name": "digits", "train_samples": 64, "test_samples": 8}
@@ -127,8 +119,8 @@ def test_worker_memory_is_at_most_forecast(name):
         ({"forward": "AQSGD(Quantize(4))"}, 0.5),
     ],
 )
-def test_checkpoint_is_at_most_as_promised(keys, least):
-    engine = InlineEngine(prepare(make_config({**SMALL, **keys})))
+def test_checkpoint_is_at_most_as_promised(small, keys, least):
+    engine = InlineEngine(prepare(small(model={"name": "cnn", "width": 32}, **keys)))
     engine.start()
     for step in range(2):
         engine.step(step)

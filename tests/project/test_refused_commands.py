@@ -3,6 +3,7 @@
 import shlex
 from shutil import copytree, rmtree
 
+import massive
 import pytest
 import tomli_w
 from studies import write_study
@@ -192,14 +193,6 @@ REFUSED = {
     """,
 }
 """By command: further words => the sentence or a part of it."""
-MASSIVE = {
-    "model": "massive:model",
-    "data": "massive:texts",
-    "num_stages": 3,
-    "batch_size": 8,
-    "num_microbatches": 2,
-    "steps": 10,
-}
 ROWS = [
     (f"{command} {words}".strip(), sentence.strip())
     for command, table in REFUSED.items()
@@ -214,7 +207,7 @@ def files(tmp_path_factory):
     study = read_study(write_study(folder))
     (folder / "full").mkdir()
     study.write(folder / "full")
-    for name, text in (("run.toml", tomli_w.dumps(MASSIVE)), ("broken.toml", "base = "), ("broken.py", "1 / 0")):
+    for name, text in (("run.toml", tomli_w.dumps(massive.KEYS)), ("broken.toml", "base = "), ("broken.py", "1 / 0")):
         (folder / name).write_text(text)
     (folder / "empty.py").write_text("study = {}")
     (folder / "loose").symlink_to("nowhere")

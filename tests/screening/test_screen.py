@@ -14,6 +14,7 @@ import pytest
 import tomli_w
 import torch
 from hf_variants import CAUSAL, TEXT
+from massive import KEYS
 from scipy import stats
 from typer.testing import CliRunner
 
@@ -51,17 +52,6 @@ from raysim.workloads.hf_model import load_model
 from raysim.workloads.splits import DataShape
 from raysim.workloads.task import make_task
 
-KEYS = {
-    "name": "massive",
-    "model": "massive:model",
-    "data": "massive:texts",
-    "num_stages": 3,
-    "batch_size": 8,
-    "num_microbatches": 2,
-    "steps": 10,
-    "evaluate_every_steps": 10,
-    "optimizer": {"name": "sgd", "learning_rate": 0.01},
-}
 TENSOR = Setting("Quantize(8)", "Quantize(8)")
 BLOCK = Setting("Quantize(8, per='block', block=8)", "Quantize(8, per='block', block=8)")
 TOPK = Setting("TopK(0.005)", "Identity")

@@ -4,6 +4,18 @@ import torch
 from torch import Tensor, nn
 
 TOKENS, LENGTH, WIDTH = 16, 32, 64
+KEYS = {
+    "name": "massive",
+    "model": "massive:model",
+    "data": "massive:texts",
+    "num_stages": 3,
+    "batch_size": 8,
+    "num_microbatches": 2,
+    "steps": 10,
+    "evaluate_every_steps": 10,
+    "optimizer": {"name": "sgd", "learning_rate": 0.01},
+}
+"""Of a run."""
 
 
 class Embed(nn.Module):

@@ -57,7 +57,7 @@ def change_row(folder, drop=(), **changes):
 
 
 def change_columns(file, **changes):
-    """Write a table anew, with functions of its columns, as arrays, in their place."""
+    """Replace columns of a table by functions of their values, as arrays."""
     table = pq.read_table(file)
     for name, change in changes.items():
         place, kind = table.schema.get_field_index(name), table.schema.field(name)

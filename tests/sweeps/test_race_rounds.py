@@ -3,7 +3,6 @@
 import re
 from dataclasses import replace
 from shutil import copytree
-from statistics import fmean
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +16,7 @@ from ray.tune.search import Searcher
 from studies import BASE, write_study
 
 from raysim.analysis.comparison import race_plan
+from raysim.analysis.comparison.race import Evidence
 from raysim.analysis.data.folders import StudyFile
 from raysim.analysis.report import compose
 from raysim.analysis.report.page import Table
@@ -204,11 +204,11 @@ def whole(tmp_path_factory):
     """The search and the folder of a race that was not disturbed, and what it said of itself after every two parts."""
     folder = tmp_path_factory.mktemp("race")
     search, _ = search_of(race_study(folder), folder / "out")
-    said = [search.standing()]
+    lines = [search.standing()]
     for _ in range(40):
         train_all(search, most=1)
-        said.append(search.standing())
-    return search, folder, said
+        lines.append(search.standing())
+    return search, folder, lines
 
 
 def test_parts_of_a_race_in_tune_end_in_rows(whole):
@@ -224,19 +224,25 @@ def test_parts_of_a_race_in_tune_end_in_rows(whole):
 
 
 def test_a_race_says_what_is_open(whole):
-    _, folder, said = whole
-    assert said[0] == ""
-    assert all(re.fullmatch(r"\d settings? open, \d+ runs? ended", each) for each in said[1:]), said
+    _, folder, lines = whole
+    assert lines[0] == ""
+    assert all(re.fullmatch(r"\d settings? open, \d+ runs? ended", each) for each in lines[1:]), lines
     ended = sum(Run(path).status == "finished" for path in folder.glob("out/trials/*"))
-    assert said[-1] == f"0 settings open, {ended} runs ended"
+    assert lines[-1] == f"0 settings open, {ended} runs ended"
 
 
-def test_least_harmful_setting_is_safe_if_one_is(tmp_path):
+def test_the_least_harmful_setting_that_has_not_left_is_named(whole, tmp_path, monkeypatch):
+    search = whole[0]
     rounds = made_rounds(tmp_path)
     assert rounds.least_harmful is None
-    play(rounds)
-    assert rounds.least_harmful in rounds.safe
-    assert all(fmean(rounds.harms(rounds.least_harmful)) <= fmean(rounds.harms(trial)) for trial in rounds.safe)
+    harms = ((0.5, 0.7), (-0.1, 0.3), (-2.0, -3.0))
+    worse, best, out = rounds.running[:3]
+    rounds.evidence |= {trial: Evidence(0.0, final=each) for trial, each in zip((worse, best, out), harms, strict=True)}
+    rounds.failed.add(out)
+    assert rounds.least_harmful == best
+    monkeypatch.setattr(search, "_rounds", rounds)
+    monkeypatch.setattr(search, "ledger", SimpleNamespace(rows={best: SimpleNamespace(notation="forward=Sign")}))
+    assert search.standing().endswith("; least harm so far +0.1 % of loss on 2 seeds: forward=Sign")
 
 
 def test_a_race_keeps_no_checkpoint_from_which_nothing_starts(whole, tmp_path):

@@ -231,3 +231,20 @@ def test_run_resumed_before_first_checkpoint_survives_lost_worker(
     run = train("digits-cnn", *keys, engine="inline", out=tmp_path / "run", resume=True)
     assert (run.row["resumed"], run.row["restarts"]) == (1, 1)
     same_records(run, whole)
+
+
+@pytest.mark.parametrize("every", [0, 100])
+def test_a_killed_run_has_a_checkpoint_of_the_last_minutes(tmp_path: Path, monkeypatch, every: int) -> None:
+    monkeypatch.setattr("raysim.training.run.KEEP_EVERY_S", 0.0)
+    step = InlineEngine.step
+
+    def failing(engine: InlineEngine, index: int, *signals: Any) -> Any:
+        if index == 4:
+            raise RuntimeError("killed")
+        return step(engine, index, *signals)
+
+    monkeypatch.setattr(InlineEngine, "step", failing)
+    keys = ["num_stages=2", "steps=8", f"checkpoint_every_steps={every}", "data.test_samples=50"]
+    with pytest.raises(RuntimeError, match="killed"):
+        train("digits-cnn", *keys, engine="inline", out=tmp_path / "run")
+    assert [each.step for each in checkpoints(tmp_path / "run" / "checkpoints")] == ([4] if every == 0 else [3, 4])
