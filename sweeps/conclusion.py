@@ -124,7 +124,9 @@ def conclude(decision: DecisionState, sweep: Sweep) -> None:
     trained = {_setting(job.runs[job.runs["run"] == each.runs[0]].iloc[0].to_dict()): each for each in job.settings}
     for candidate in decision.left:
         ran = trained.get(candidate.setting)
-        verdict = ran.verdict if ran is not None else "not trained to its end"
+        verdict = "not trained to its end"
+        if ran is not None:
+            verdict = ": ".join(filter(None, (ran.verdict, ran.judged.get("lacking"))))
         candidate.verdict = reasons.get(candidate.setting) or verdict  # the race's own, if it has dropped the setting
         if ran is not None:
             candidate.harm = against_dense(ran, job.measure)

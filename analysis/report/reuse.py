@@ -36,7 +36,7 @@ def adoption(job: JobRuns, network: str) -> Adoption:
         row = job.runs[job.runs["run"] == setting.runs[0]].iloc[0].to_dict()
         code = snippet(row, _price(job, setting.name, network))
         if code:
-            condition = "" if setting is recommended else ", once more seeds have shown it to be safe"
+            condition = "" if setting is recommended else ", once it has been shown to be safe"
             return Adoption(f"`{setting.name}` in your own training{condition}:", code)
     if not job.priced:
         return Adoption("No step here can be priced, so no setting is recommended.", "")
