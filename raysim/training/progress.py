@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from raysim.config.identity import Setting
 from raysim.config.keys import as_row, model_title
 from raysim.training.events import to_stderr
 from raysim.units import format_bytes
@@ -59,8 +60,8 @@ def print_progress(training: Training) -> None:
 
 
 def header(training: Training) -> list[str]:
-    """Describe a run about to start in lines: model, stages, parameters, samples, evaluations and folder."""
-    config, plan, workload, row = training.config, training.plan, training.workload, as_row(training.config)
+    """Describe a run about to start in lines: model, stages, parameters, setting, samples, evaluations and folder."""
+    config, plan, workload = training.config, training.plan, training.workload
     stages = "1 stage" if plan.num_stages == 1 else f"{plan.num_stages} stages"
     owners = max(config.schedule.workers(plan.num_stages)) + 1
     workers = f" on {owners} workers" if owners != plan.num_stages else ""
@@ -72,7 +73,7 @@ def header(training: Training) -> list[str]:
     origin = f" from step {plan.first_step:,} of {config.start.folder} on" if config.start is not None else ""
     return [
         f"{config.name}: {model}, {workload.num_parameters:,} parameters in {stages}{workers}"
-        f"{replicas}, forward={row['forward']}, backward={row['backward']}",
+        f"{replicas}, {Setting.of(as_row(config))}",
         *cut_lines(plan.cut_choices),
         f"Training: {plan.num_steps:,} steps of {config.batch_size} samples{origin}, {epochs:.3g} epochs of "
         f"{config.data.name} ({plan.num_samples:,} samples), {training.engine.kind} engine",

@@ -16,7 +16,7 @@ from raysim.training.train import train
 
 
 def test_progress_lines_cover_header_to_evaluation(small, tmp_path, capsys):
-    config = small(forward="TopK(0.1)", evaluate_every_steps=3)
+    config = small(forward="TopK(0.1)", num_replicas=2, replica_gradient="PowerSGD(2)", evaluate_every_steps=3)
     run = train(config, engine="inline", out=tmp_path / "run", progress=True)
     said = capsys.readouterr()
     assert said.out == ""
@@ -28,7 +28,7 @@ def test_progress_lines_cover_header_to_evaluation(small, tmp_path, capsys):
     )
     for words in (
         f"{parameters:,} parameters",
-        "3 stages",
+        "3 stages, 2 replicas, forward=TopK(0.1) replica_gradient=PowerSGD(2)\n",
         "6 steps",
         "64 samples",
         "20 test samples",
