@@ -197,9 +197,14 @@ class Recording:
 
     def averaging_kind_by_stage(self, step: int) -> dict[int, Kind]:
         """Return for each stage the kind of work of averaging its gradients in a step."""
-        rows = self._averages
-        rows = rows[rows["step"] == step] if len(rows) else rows
-        return {int(stage): kind for stage, kind in zip(rows["stage"], rows["kind"], strict=True)} if len(rows) else {}
+        rows = self._averages_by_step.get(step, self._averages[:0])
+        return {int(stage): kind for stage, kind in zip(rows["stage"], rows["kind"], strict=True)}
+
+    @cached_property
+    def _averages_by_step(self) -> dict[int, pd.DataFrame]:
+        averages = self._averages
+        parts = averages.groupby("step") if len(averages) else ()
+        return {int(rows["step"].iloc[0]): rows for _, rows in parts}
 
     @cached_property
     def _averages(self) -> pd.DataFrame:
@@ -259,6 +264,15 @@ class Recording:
         return seconds
 
     @cached_property
+    def _priced_transfers(self) -> tuple[NDArray[np.int64], Transfers]:
+        """The recorded transfers of all priced steps, and the step of each."""
+        if self._transfers.empty:
+            return np.empty(0, np.int64), as_transfers([])
+        rows = self._transfers[self._transfers["step"].isin(self.priced_steps)]
+        columns = {str(name): rows[name].to_numpy() for name in rows}
+        return columns["step"], transfers_from_columns(columns)
+
+    @cached_property
     def knows_totals_alone(self) -> bool:
         """True for a run with collectives but no table of transfers, as earlier versions recorded it."""
         return self._transfers.empty and not set(EXCHANGES).isdisjoint(self.links["direction"])
@@ -273,8 +287,7 @@ class Recording:
 
         An uncompressed average of gradients may leave in buckets; a compressed one may if the record says so.
         """
-        rows = self._averages
-        rows = rows[rows["step"] == step] if len(rows) else rows
+        rows = self._averages_by_step.get(step, self._averages[:0])
         dense, bucketed = np.zeros(self.num_stages), np.zeros(self.num_stages)
         for stage, codec, sent in zip(rows["stage"], rows["codec"], rows["dense_bytes"], strict=True):
             size = whole_bytes(sent, self.num_replicas)
@@ -299,10 +312,9 @@ class Recording:
     def transfers(self, step: int) -> Transfers:
         """Return the transfers of the collectives of a priced step: as recorded, else the slowest replica's total, evenly split."""
         if not self.knows_totals_alone:
-            if self._transfers.empty:
-                return as_transfers([])
-            rows = self._transfers[self._transfers["step"] == step]
-            return transfers_from_columns({str(name): rows[name].to_numpy() for name in rows})
+            steps, transfers = self._priced_transfers
+            own: Transfers = transfers[steps == step]
+            return own
         links = self.links[self.links["step"] == step]
         averages, sums = (
             links[links["direction"] == direction].groupby("stage")[["wire_bytes", "rounds"]].max()

@@ -292,8 +292,8 @@ def _spans(replay: Replay, network: Network) -> Iterator[Span]:
     for exchange in timeline.collectives:
         collective = exchange.collective
         lane = f"{LANES[collective.direction]} {', '.join(map(str, collective.stages))}"
-        if collective.codec_s:
-            yield Span("codec", lane, exchange.start_s, collective.codec_s, "")
+        if exchange.codec_s:
+            yield Span("codec", lane, exchange.start_s, exchange.codec_s, "")
         for (turn, start, end), latency_s in zip(exchange.spans(), exchange.latency_s, strict=True):
             for kind, low, high in (
                 ("collective", start, end - latency_s),

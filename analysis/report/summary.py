@@ -79,9 +79,10 @@ def _curve(job: JobRuns, material: Material) -> Chart:
     settings = _curve_settings(job)
     traces = []
     for name, network in material.networks.items():
+        networks = [_with_slowest(network, bps) for bps in BANDWIDTHS_BPS]
         for i, setting in enumerate(settings):
             look = DENSE if setting.dense else style(i - 1 if settings[0].dense else i)
-            steps_s = material.steps_s(setting.runs, [_with_slowest(network, bps) for bps in BANDWIDTHS_BPS])
+            steps_s = material.steps_s(setting.runs, networks)
             traces.append(scatter_trace(setting.name, BANDWIDTHS_BPS, steps_s, look, "lines", network=name))
         if math.isfinite(bps := network.slowest_bps):
             steps = [setting.step_s[name].value for setting in settings]

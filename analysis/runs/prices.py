@@ -191,11 +191,11 @@ def dense_partners(results: Results, *, without: Collection[str] = ()) -> dict[s
 def _rows(
     priced: Replay, networks: Sequence[Network], dense: Replay | None, target: Target | None, *, split: bool
 ) -> Iterator[dict[str, Any]]:
+    wires = priced.wire_seconds(networks) if split else []  # first, since it prices all that the others ask for
     steps_s = priced.step_s(networks)
     speedups = priced.speedup(dense, networks) if dense is not None else []
     reached = priced.steps_to_target(target) if target else {}
     dense_reached = dense.steps_to_target(target) if target and dense is not None else {}
-    wires = priced.wire_seconds(networks) if split else []
     for i, network in enumerate(networks):
         step_s = steps_s[i]
         row: dict[str, Any] = {

@@ -97,7 +97,7 @@ class Replay:
         self.run, self.row, self.schedule, self.rows = recording.run, recording.row, recording.schedule, recording.rows
         self.num_stages, self.num_microbatches = recording.num_stages, recording.num_microbatches
         self.num_replicas = recording.num_replicas
-        self._step_s: dict[tuple[Network, ...], Floats] = {}
+        self._step_s: dict[Network, Floats] = {}
         self._resampled_s: dict[tuple[Network, ...], Floats] = {}
         self.overheads = self.transport.host.overheads(self.num_workers)
         self.profiles = priced_profiles(recording, self.costs, self.transport, self.num_workers)
@@ -180,12 +180,13 @@ class Replay:
 
     def step_seconds(self, networks: Sequence[Network]) -> Floats:
         """Return the seconds of every priced step on every network: shape (networks, steps)."""
-        key = tuple(networks)
-        if key not in self._step_s:
+        fresh = [network for network in dict.fromkeys(networks) if network not in self._step_s]
+        if fresh:
             delay = int(self.row.get("exchange_delay") or 0)
             profiles = list(self.profiles.values())
-            self._step_s[key] = overlapped_steps(self._seconds, profiles, networks, delay, self.interval)
-        return self._step_s[key]
+            seconds = overlapped_steps(self._seconds, profiles, fresh, delay, self.interval)
+            self._step_s.update(zip(fresh, seconds, strict=True))
+        return np.stack([self._step_s[network] for network in networks])
 
     def expected(self, costs: FleetCosts, network: Network) -> Expected:
         """Return a mean step with the churn and money of `costs`."""

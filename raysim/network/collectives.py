@@ -7,7 +7,7 @@ wire. Transfers within a host are free. Jitter and bursts are not modelled.
 
 >>> from raysim.network.presets import parse_network
 >>> transfers = all_reduce("replica_gradient", 0, [(replica, 0) for replica in range(4)], [250_000.0] * 4)
->>> (collective,) = collectives(transfers, np.zeros(1), np.arange(4)[:, None], np.zeros(1, int))
+>>> (collective,) = collectives(transfers, np.arange(4)[:, None])
 >>> [float(round_seconds(each, [parse_network("8mbps+10ms")])[0]) for _, each in collective.rounds]
 [0.76, 0.76]
 """
@@ -148,8 +148,6 @@ class Collective:
     """The stages whose replicas average, or the first owners of tied parameters."""
     hosts: Ints
     """In ascending order."""
-    codec_s: float
-    """Seconds of the slowest worker to compress, decompress and add, over all buckets."""
     classes: Classes
     """Of the hosts that send or receive."""
     rounds: tuple[tuple[int, Round], ...]
@@ -169,6 +167,8 @@ class TimedCollective(NamedTuple):
     start_s: float
     """Its codec comes first, then its rounds."""
     end_s: float
+    codec_s: float
+    """Seconds of the slowest worker to compress, decompress and add, over all buckets."""
     round_s: tuple[float, ...]
     """Seconds of each round, of all buckets together."""
     latency_s: tuple[float, ...]
@@ -177,13 +177,13 @@ class TimedCollective(NamedTuple):
     @property
     def critical_s(self) -> float:
         """Start of the collective's last part without waits: its own start, or that of its last bucket."""
-        seconds = self.collective.codec_s + sum(self.round_s)
+        seconds = self.codec_s + sum(self.round_s)
         waited = self.end_s - self.start_s > seconds * (1 + 1e-9)
         return self.end_s - seconds / self.collective.repeats if waited else self.start_s
 
     def spans(self) -> list[tuple[int, float, float]]:
         """Return the number, start and end of every round."""
-        edges = [*np.cumsum([self.start_s + self.collective.codec_s, *self.round_s[:-1]]).tolist(), self.end_s]
+        edges = [*np.cumsum([self.start_s + self.codec_s, *self.round_s[:-1]]).tolist(), self.end_s]
         return [(turn, *edges[turn : turn + 2]) for turn in range(len(self.round_s))]
 
     def transfers(self) -> list[tuple[str, float, float]]:
@@ -202,21 +202,20 @@ class TimedCollective(NamedTuple):
 
 def collectives(
     transfers: Transfers,
-    method_s: Floats,
     hosts: NDArray[np.int64],
-    owner: NDArray[Any],
     num_buckets: Sequence[int] = (),
     *,
     averages: Mapping[int, Sequence[Rounds]] | None = None,
+    coded: Iterable[int] = (),
     labels: Ints | None = None,
     transport: Transport = BARE,
-) -> list[Collective]:
+) -> tuple[Collective, ...]:
     """Return the collectives of a step's end, in order of direction and stage.
 
-    `method_s`: codec seconds of each stage's average, which add up over the stages of a worker; `owner`: worker of each stage;
     `hosts`: host of each (replica, stage); `num_buckets`: buckets of each stage's average that overlap backward, by default none;
-    `averages`: by stage, rounds between its replicas, before those in `transfers`; `labels`: see `equal_hosts`, by default all
-    links are equal. Other groups of one direction that share hosts are joined: their n-th rounds become one.
+    `averages`: by stage, rounds between its replicas, before those in `transfers`; `coded`: stages that average in any case, since
+    that takes codec seconds; `labels`: see `equal_hosts`, by default all links are equal. Other groups of one direction that share
+    hosts are joined: their n-th rounds become one.
     """
     labels = np.zeros(int(hosts.max()) + 1, np.int64) if labels is None else labels
     joined = []
@@ -226,7 +225,7 @@ def collectives(
         given = dict(averages or {}) if is_average else {}
         stages = {*of_direction["stage"].tolist(), *given}
         if is_average and len(hosts) > 1:
-            stages |= set(np.flatnonzero(method_s).tolist())
+            stages |= {*coded}
         buckets = {stage: int(num_buckets[stage]) for stage in stages if is_average and len(num_buckets)}
         sent = {}
         for stage in sorted(stages):
@@ -241,7 +240,6 @@ def collectives(
         groups = _join({stage: each for stage, each in used.items() if not buckets.get(stage)})
         for members in sorted(groups + [[stage] for stage in used if buckets.get(stage)]):
             count = buckets.get(members[0], 0)
-            codec_s = np.bincount(owner[members], method_s[members]).max() if is_average else 0.0
             turns = [(times, _bucket(sends, max(count, 1))) for times, sends in _abreast([sent[m] for m in members])]
             classes = classes_of((each for _, sends in turns for each in sends), labels)
             joined.append(
@@ -249,17 +247,29 @@ def collectives(
                     direction=direction,
                     stages=tuple(members),
                     hosts=np.unique(np.concatenate([used[stage] for stage in members])),
-                    codec_s=float(codec_s),
                     classes=classes,
                     rounds=tuple((times, round_of(sends, classes, transport)) for times, sends in turns),
                     num_buckets=count,
                 )
             )
-    return joined
+    return tuple(joined)
+
+
+def codec_seconds(exchanges: Sequence[Collective], owner: NDArray[Any], method_s: Floats) -> Floats:
+    """Return the seconds of each collective's slowest worker to compress, decompress and add, over all buckets.
+
+    `method_s`: codec seconds of each stage's average, which add up over the stages of a worker; `owner`: worker of each stage.
+    """
+    seconds = np.zeros(len(exchanges))
+    for i, each in enumerate(exchanges if method_s.any() else ()):
+        if each.direction == EXCHANGES[0]:
+            stages = list(each.stages)
+            seconds[i] = np.bincount(owner[stages], method_s[stages]).max()
+    return seconds
 
 
 def total_seconds(exchanges: Sequence[Collective], networks: Sequence[Network]) -> Floats:
-    """Return the seconds of codec and all rounds, shape (collective, network)."""
+    """Return the seconds of all rounds, without codecs, shape (collective, network)."""
     priced: dict[bytes, Floats] = {}  # many stages average the same bytes, and a round is sent back as it came
     alike = all(network.num_hosts is None for network in networks)
 
@@ -273,11 +283,11 @@ def total_seconds(exchanges: Sequence[Collective], networks: Sequence[Network]) 
     for each in exchanges:
         if each not in known:
             rounds_s = sum(times * seconds(traffic) for times, traffic in each.rounds)
-            known[each] = np.broadcast_to(each.codec_s + each.repeats * rounds_s, len(networks))
+            known[each] = np.broadcast_to(each.repeats * rounds_s, len(networks))
     return np.array([known[each] for each in exchanges]).reshape(len(exchanges), len(networks))
 
 
-@lru_cache(maxsize=16)
+@lru_cache(maxsize=64)
 def _known_seconds(networks: tuple[Network, ...]) -> WeakKeyDictionary[Collective, Floats]:
     """Return the seconds of collectives priced on these networks before, such as for another placement."""
     return WeakKeyDictionary()

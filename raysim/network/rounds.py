@@ -15,16 +15,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from raysim.network.topology import Network, check_hosts, links
 from raysim.network.transport import BARE, Transport
-
-if TYPE_CHECKING:
-    from scipy.sparse import csr_array
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -176,10 +173,9 @@ def round_seconds(traffic: Round, networks: Sequence[Network]) -> Floats:
     wire_s = latency + bits / bandwidth
     hosts, ends = np.unique([traffic.source, traffic.receiver], return_inverse=True)
     source, receiver = ends.reshape(2, -1)
-    out = _incidence(source, traffic.fan_out, len(hosts))
-    into = _incidence(receiver, traffic.fan_in, len(hosts))
-    served_s = into @ (traffic.transfers[:, None] * latency + bits / bandwidth)
-    sent, received = out @ bits, into @ bits
+    sent = _sums(source, traffic.fan_out, bits, len(hosts))
+    received = _sums(receiver, traffic.fan_in, bits, len(hosts))
+    served_s = _sums(receiver, traffic.fan_in, traffic.transfers[:, None] * latency + bits / bandwidth, len(hosts))
     slowest = np.maximum(_most(source, latency, len(hosts)), _most(receiver, latency, len(hosts)))
     half = np.array([network.sharing == "half" for network in networks])
     out_bps, into_bps = np.stack([network.ports_bps(int(hosts[-1]) + 1)[:, hosts] for network in networks], axis=-1)
@@ -246,11 +242,12 @@ def _swappable(networks: tuple[Network, ...]) -> Ints:
     return labels
 
 
-def _incidence(ends: NDArray[Any], weights: Ints, num_hosts: int) -> csr_array:
-    """Return the matrix (host, row) that sums values of rows over each host."""
-    from scipy.sparse import csr_array
-
-    return csr_array((weights.astype(np.float64), (ends, np.arange(len(ends)))), shape=(num_hosts, len(ends)))
+def _sums(ends: NDArray[Any], weights: Ints, values: Floats, num_hosts: int) -> Floats:
+    """Return the weighted sum over each host's rows: (host, network)."""
+    count = values.shape[1]
+    cells, weighted = ends[:, None] * count + np.arange(count), weights[:, None] * values
+    sums = np.bincount(cells.reshape(-1), weighted.reshape(-1), num_hosts * count)
+    return np.asarray(sums, np.float64).reshape(num_hosts, count)
 
 
 def _most(ends: NDArray[Any], values: Floats, num_hosts: int) -> Floats:

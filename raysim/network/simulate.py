@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from raysim.network.collectives import Collective, TimedCollective, total_seconds
+from raysim.network.collectives import Collective, TimedCollective, codec_seconds, total_seconds
 from raysim.network.profile import Floats, Profile
 from raysim.network.rounds import Ints, equal_hosts, round_seconds
 from raysim.network.step_end import Starts, last_backwards, on_end, start_times, steady_end, step_collectives
@@ -59,19 +59,20 @@ def simulate(
     setting = _set_up(schedule, profile, network, num_microbatches, num_replicas, placement)
     table = setting.table
     ((_, _, end),) = setting.ends([network], [profile], seed, keep=True)
-    assert end.moments.times is not None
+    moments = end.moments
+    assert moments.times is not None
     return Timeline(
         table=table,
         profile=end.profile,
         network=network,
         placement=setting.placement,
-        row=end.moments.row,
-        times=end.moments.times - end.began_s,
+        row=moments.row,
+        times=moments.times - end.began_s,
         pipeline_s=float(end.pipeline_s[0]),
         collectives=tuple(
-            TimedCollective(collective, float(start), float(over), *_rounds_s(collective, network))
-            for collective, start, over in zip(
-                end.collectives, end.starts.start_s[:, 0], end.starts.end_s[:, 0], strict=True
+            TimedCollective(collective, float(start), float(over), float(codec), *_rounds_s(collective, network))
+            for collective, start, over, codec in zip(
+                end.collectives, end.starts.start_s[:, 0], end.starts.end_s[:, 0], end.codec_s[:, 0], strict=True
             )
         ),
         collectives_end_s=float(end.starts.over_s[0]),
@@ -115,8 +116,8 @@ def step_seconds(
     for rows in groups.values():
         alike = [networks[i] for i in rows]
         setting = _set_up(schedule, steps[0], alike[0], num_microbatches, num_replicas, placement)
-        for lanes, i, end in setting.ends(alike, steps, seed):
-            result[np.array(rows)[lanes], i] = end.step_s
+        for lanes, chosen, end in setting.ends(alike, steps, seed):
+            result[np.ix_(np.array(rows)[lanes], np.array(chosen))] = end.step_s.reshape(len(chosen), -1).T
     return result
 
 
@@ -167,15 +168,18 @@ def break_even_bps(
 
 
 class _End(NamedTuple):
-    """The end of one profile's step on several networks; arrays are by network unless stated otherwise."""
+    """The end of several profiles' steps on several networks; the last axis of arrays is (profile, network), as one."""
 
     profile: Profile
-    """The costs of all steps of the table."""
+    """The first one's costs of all steps of the table."""
     moments: Moments
+    """Of the first profile."""
     began_s: Floats
     """Start of the priced step, on the table's clock."""
     pipeline_s: Floats
-    collectives: list[Collective]
+    collectives: Sequence[Collective]
+    codec_s: Floats
+    """By (collective, profile)."""
     starts: Starts
     step_s: Floats
 
@@ -190,8 +194,8 @@ class _Setting(NamedTuple):
 
     def ends(
         self, networks: Sequence[Network], profiles: Sequence[Profile], seed: int, *, keep: bool = False
-    ) -> Iterator[tuple[list[int], int, _End]]:
-        """Yield, by index, the end of each profile's step on the networks handled by one kernel, also by index."""
+    ) -> Iterator[tuple[list[int], list[int], _End]]:
+        """Yield, by index, the networks handled by one kernel, the profiles with the same collectives, and the ends of their steps."""
         from raysim.network.fast_path import OrderedWiring  # loads kernels, which is slow: only on first use
 
         table, placement = self.table, self.placement
@@ -207,29 +211,47 @@ class _Setting(NamedTuple):
             chosen = [networks[lane] for lane in lanes]
             # from the driver, on the first worker's host, to the farthest worker
             farthest_s = np.array([network.latencies_s(hosts[0], hosts).max() for network in chosen])
-            runs = of_kernel(table, chosen, placement, ends).run(self.schedule, whole, seed, keep=keep)
-            for i, (profile, moments) in enumerate(zip(whole, runs, strict=True)):
-                began_s, pipeline_s, ready_s = steady_end(table, moments.free_s, moments.done_s)
-                collectives = self.collectives(profile, chosen[0], labels)
-                seconds = total_seconds(collectives, chosen)
-                starts = start_times(collectives, seconds, ready_s, last_backwards(table, profile), pipeline_s)
-                after_s: Floats | float = (
-                    profile.step_s
-                )  # without a flush stages have already updated, and the driver does not wait
-                if table.num_steps == 1:
-                    trips_s = profile.transport.step_trips * farthest_s
-                    after_s = float(profile.update_s.max()) + trips_s + profile.step_s
-                yield (
-                    lanes,
-                    i,
-                    _End(profile, moments, began_s, pipeline_s, collectives, starts, starts.over_s + after_s),
-                )
+            runs = [*of_kernel(table, chosen, placement, ends).run(self.schedule, whole, seed, keep=keep)]
+            groups: dict[tuple[Collective, ...], list[int]] = {}
+            for i, profile in enumerate(whole):
+                groups.setdefault(self.collectives(profile, chosen[0], labels), []).append(i)
+            for collectives, alike in groups.items():
+                yield lanes, alike, self._end(chosen, collectives, [(whole[i], runs[i]) for i in alike], farthest_s)
 
-    def collectives(self, profile: Profile, network: Network, labels: Ints) -> list[Collective]:
+    def _end(
+        self,
+        networks: Sequence[Network],
+        collectives: tuple[Collective, ...],
+        steps: Sequence[tuple[Profile, Moments]],
+        farthest_s: Floats,
+    ) -> _End:
+        """Return the ends of steps with these collectives; `farthest_s`: latency from the driver to its farthest worker, by network."""
+        table, (profiles, moments) = self.table, zip(*steps, strict=True)
+        free_s, done_s = (
+            np.concatenate(parts, axis=-1) for parts in zip(*(each[1:3] for each in moments), strict=True)
+        )
+        began_s, pipeline_s, ready_s = steady_end(table, free_s, done_s)
+        codec_s = np.stack([codec_seconds(collectives, table.owner, each.method_s) for each in profiles], axis=-1)
+        seconds = codec_s[:, :, None] + total_seconds(collectives, networks)[:, None]
+        starts = start_times(
+            collectives,
+            seconds.reshape(len(collectives), len(profiles) * len(networks)),
+            ready_s,
+            np.repeat(last_backwards(table, profiles), len(networks), axis=-1),
+            pipeline_s,
+        )
+        after_s = np.array([each.step_s for each in profiles])[:, None]
+        if table.num_steps == 1:  # without a flush stages have already updated, and the driver does not wait
+            trips_s = np.array([each.transport.step_trips for each in profiles])[:, None] * farthest_s
+            after_s = np.array([each.update_s.max() for each in profiles])[:, None] + trips_s + after_s
+        step_s = starts.over_s + np.broadcast_to(after_s, (len(profiles), len(networks))).reshape(-1)
+        return _End(profiles[0], moments[0], began_s, pipeline_s, collectives, codec_s, starts, step_s)
+
+    def collectives(self, profile: Profile, network: Network, labels: Ints) -> tuple[Collective, ...]:
         """Return the collectives that end the step: the profile's transfers and the uncompressed averages."""
         replicas = self.replicas
         if replicas == 1 and not len(profile.transfers):
-            return []
+            return ()
         for name in ("source_replica", "target_replica"):
             highest = int(profile.transfers[name].max(initial=0))
             if highest >= replicas:

@@ -29,7 +29,7 @@ from raysim.schedules.arrays import OPS, ActionTable
 
 SAME = 1e-9  # share of the simulated time below which step times count as equal
 MOST_KEPT = 64
-"""Most replicas whose averages are kept for other placements: their messages grow with the square."""
+"""Most replicas whose averages are kept for other placements, and most workers whose steps are kept: messages grow with the square."""
 
 
 def on_end(profile: Profile, table: ActionTable) -> Profile:
@@ -89,55 +89,74 @@ def _period_s(done: Floats) -> Floats:
     return period_s
 
 
-@lru_cache(maxsize=16)
 def step_collectives(
     profile: Profile,
     placement: Placement,
     owner: tuple[int, ...],
     host_sites: tuple[str, ...] | None,
     labels: tuple[int, ...],
-) -> list[Collective]:
-    """Return the collectives of profiles, which many networks share; `labels`: see `raysim.network.rounds.equal_hosts`."""
+) -> tuple[Collective, ...]:
+    """Return the collectives that end a step, shared by steps of equal messages; `labels`: see `raysim.network.rounds.equal_hosts`."""
+    coded = np.flatnonzero(profile.method_s)
+    costs = (tuple(each.tolist()) for each in (profile.gradient_bytes, profile.bucketed_bytes, coded))
+    make = _few if len(placement.hosts) <= MOST_KEPT else _many
+    return make(profile.transfers.tobytes(), *costs, profile.transport, placement, owner, host_sites, labels)
+
+
+def _collectives(
+    listed: bytes,
+    gradient_bytes: tuple[float, ...],
+    bucketed_bytes: tuple[float, ...],
+    coded: tuple[int, ...],
+    transport: Transport,
+    placement: Placement,
+    owner: tuple[int, ...],
+    host_sites: tuple[str, ...] | None,
+    labels: tuple[int, ...],
+) -> tuple[Collective, ...]:
+    """Return the collectives of steps of one kind, which many profiles and networks share."""
     hosts = placement.by_replica(max(owner) + 1)[:, owner]
-    averaging = profile.transport.averaging
-    transfers, averages = profile.transfers, {}
-    stages = np.flatnonzero(profile.gradient_bytes).tolist() if len(hosts) > 1 else []
-    buckets = [averaging.num_buckets(size) for size in profile.bucketed_bytes.tolist()]
+    averaging = transport.averaging
+    transfers, averages = np.frombuffer(listed, TRANSFER), {}
+    stages = np.flatnonzero(gradient_bytes).tolist() if len(hosts) > 1 else []
+    buckets = [averaging.num_buckets(size) for size in bucketed_bytes]
     apart = len(np.unique(hosts)) == hosts.size and len(hosts) <= MOST_KEPT
-    if apart and not len(transfers) and not profile.method_s.any():
-        return [
+    if apart and not len(transfers) and not coded:
+        return tuple(
             _average(
                 stage,
                 tuple(hosts[:, stage].tolist()),
-                float(profile.gradient_bytes[stage]),
+                gradient_bytes[stage],
                 buckets[stage],
                 host_sites,
                 labels,
-                profile.transport,
+                transport,
             )
             for stage in stages
-        ]
+        )
     for stage in stages:
-        listed = (transfers["direction"] == EXCHANGES[0]) & (transfers["stage"] == stage)
-        if averaging.algorithm == "direct" and listed.any():
+        own = (transfers["direction"] == EXCHANGES[0]) & (transfers["stage"] == stage)
+        if averaging.algorithm == "direct" and own.any():
             continue
-        transfers = transfers[~listed]
+        transfers = transfers[~own]
         averages[stage] = all_reduce_rounds(
             len(hosts),
-            float(profile.gradient_bytes[stage]),
+            gradient_bytes[stage],
             averaging.algorithm,
             sites_of(hosts[:, stage].tolist(), host_sites),
         )
     return collectives(
         transfers,
-        profile.method_s,
         hosts,
-        np.array(owner),
         buckets,
         averages=averages,
+        coded=coded,
         labels=np.array(labels),
-        transport=profile.transport,
+        transport=transport,
     )
+
+
+_few, _many = lru_cache(maxsize=256)(_collectives), lru_cache(maxsize=16)(_collectives)
 
 
 @lru_cache(maxsize=128)
@@ -154,9 +173,7 @@ def _average(
     rounds = all_reduce_rounds(len(hosts), gradient_bytes, transport.averaging.algorithm, sites_of(hosts, host_sites))
     (alone,) = collectives(
         np.empty(0, TRANSFER),
-        np.zeros(1),
         np.array(hosts)[:, None],
-        np.zeros(1, np.int64),
         [num_buckets],
         averages={0: rounds},
         labels=np.array(labels),
@@ -166,7 +183,7 @@ def _average(
 
 
 class Starts(NamedTuple):
-    """Start and end of each collective (collective, network), and the end of all (network)."""
+    """Start and end of each collective (collective, lane), and the end of all (lane); lanes are steps or networks."""
 
     start_s: Floats
     end_s: Floats
@@ -178,10 +195,10 @@ def start_times(
 ) -> Starts:
     """Return when collectives start and end.
 
-    `seconds`: duration of each with all its buckets (collective, network); `ready_s`: end of each stage (stage, network); `last_s`:
-    seconds of each stage's last backward; `pipeline_s`: end of all stages. Bucketed averages start during the last backward of their
-    stage, others when all pipelines are done; averages that share a host run one after another. Owners of tied parameters start
-    after all averages.
+    `seconds`: duration of each with all its buckets (collective, lane); `ready_s`: end of each stage (stage, lane); `last_s`:
+    seconds of each stage's last backward (stage, lane); `pipeline_s`: end of all stages (lane). Bucketed averages start during the
+    last backward of their stage, others when all pipelines are done; averages that share a host run one after another. Owners of tied
+    parameters start after all averages.
     """
     starts = np.empty(seconds.shape)
     ends = np.empty(seconds.shape)
@@ -215,12 +232,10 @@ def start_times(
     return Starts(starts, ends, over)
 
 
-def last_backwards(table: ActionTable, profile: Profile) -> Floats:
-    """Return the seconds of each stage's last backward (or W) in the priced step, on the fastest replica."""
+def last_backwards(table: ActionTable, profiles: Sequence[Profile]) -> Floats:
+    """Return the seconds of each stage's last backward (or W) in the priced step, on the fastest replica: (stage, profile)."""
     of_step = (table.op != OPS.index("F")) & (table.microbatch // table.per_step == table.priced_step)
-    seconds = np.zeros(table.num_stages)
-    for stage in range(table.num_stages):
-        i = int(np.flatnonzero(of_step & (table.stage == stage))[-1])
-        key = stage, table.op[i], table.microbatch[i] if profile.compute_s.shape[3] > 1 else 0
-        seconds[stage] = profile.compute_s[:, *key].min()
-    return seconds
+    last = [int(np.flatnonzero(of_step & (table.stage == stage))[-1]) for stage in range(table.num_stages)]
+    microbatch = table.microbatch[last] if profiles[0].compute_s.shape[3] > 1 else 0
+    places = np.arange(table.num_stages), table.op[last], microbatch
+    return np.stack([profile.compute_s[:, *places].min(axis=0) for profile in profiles], axis=-1)

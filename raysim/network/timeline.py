@@ -289,7 +289,7 @@ class Timeline:
         while exchange := next((x for x in reversed(self.collectives) if x.critical_s < x.end_s == moment), None):
             spans += reversed(exchange.transfers())
             if exchange.critical_s == exchange.start_s:
-                spans.append(("codec", exchange.start_s, exchange.start_s + exchange.collective.codec_s))
+                spans.append(("codec", exchange.start_s, exchange.start_s + exchange.codec_s))
             moment, last = exchange.critical_s, exchange
         backwards = [Segment(kind, low, high, None, None) for kind, low, high in spans if high > low]
         if moment <= SAME * self.step_s:

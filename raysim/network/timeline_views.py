@@ -134,7 +134,7 @@ def summary(timeline: Timeline) -> dict[str, Any]:
                 "direction": exchange.collective.direction,
                 "stages": list(exchange.collective.stages),
                 "start_s": exchange.start_s,
-                "codec_s": exchange.collective.codec_s,
+                "codec_s": exchange.codec_s,
                 "round_s": list(exchange.round_s),
                 "end_s": exchange.end_s,
                 "num_buckets": exchange.collective.num_buckets,
@@ -210,8 +210,8 @@ def _collective_events(timeline: Timeline, lanes: _Lanes, packets: Iterator[int]
             yield _named("process_name", COLLECTIVES, 0, "collectives")
         stages = f"{collective.direction} of stage {', '.join(map(str, collective.stages))}"
         yield _named("thread_name", COLLECTIVES, lane, stages)
-        if collective.codec_s:
-            yield _slice("codec", "phase", COLLECTIVES, lane, exchange.start_s, exchange.start_s + collective.codec_s)
+        if exchange.codec_s:
+            yield _slice("codec", "phase", COLLECTIVES, lane, exchange.start_s, exchange.start_s + exchange.codec_s)
         rounds = (sent for times, sent in collective.rounds for _ in range(times))
         for (turn, begin, end), sent in zip(exchange.spans(), rounds, strict=True):
             yield _slice(f"round {turn}", "collective", COLLECTIVES, lane, begin, end)

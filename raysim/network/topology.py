@@ -74,8 +74,8 @@ class Network:
         return int(self.__dict__["_hash"])
 
     def __getstate__(self) -> dict[str, object]:
-        """Return the fields without the hash, since hashes of strings differ between processes, and without cached arrays."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("_hash", "_arrays")}
+        """Return the fields without the hash, since hashes of strings differ between processes, and without other cached values."""
+        return {attribute.name: getattr(self, attribute.name) for attribute in fields(self)}
 
     def __post_init__(self) -> None:
         for item, low_open in (("bandwidth_bps", True), ("latency_s", False)):
@@ -206,7 +206,7 @@ class Network:
         ports: Floats = np.stack([matrix.max(axis=1), matrix.max(axis=0)])[:, :num_hosts]
         return np.broadcast_to(ports.max(axis=0), ports.shape) if self.sharing == "half" else ports
 
-    @property
+    @cached_property
     def without_latency(self) -> Network:
         """The same wires without latency and jitter, still capped by their windows."""
         if self.window_bytes is None:

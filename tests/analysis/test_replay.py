@@ -128,6 +128,13 @@ def test_a_faster_network_is_never_slower(sparse):
     assert (np.diff(latencies, axis=0) > 0).all()
 
 
+def test_a_price_does_not_depend_on_what_was_asked_before(sparse):
+    networks = [Network(mbps * MBPS, 0.001) for mbps in (1, 10, 100)]
+    one_by_one = [sparse.step_seconds([network])[0] for network in networks[::-1]]
+    again = Replay(sparse.recording, costs=sparse.costs)
+    np.testing.assert_array_equal(again.step_seconds([*networks, *networks]), [*one_by_one[::-1]] * 2)
+
+
 def test_infinite_bandwidth_leaves_compute_time(runs):
     sparse = Replay(runs / "sparse", transport="bare")
     free = sparse.shares(parse_network("free"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -31,7 +32,7 @@ from raysim.network.rounds import round_seconds
 from raysim.network.simulate import simulate, step_seconds
 from raysim.network.timeline import Timeline
 from raysim.network.timeline_views import wire_use
-from raysim.network.topology import SHARING, Network, Placement
+from raysim.network.topology import FREE, SHARING, Network, Placement
 from raysim.network.transport import Averaging
 from raysim.pipeline.groups import Group, average_together, exchange_together
 from raysim.replication import parse_replica_method
@@ -190,7 +191,7 @@ def test_codecs_of_a_worker_add_up_over_its_stages_and_the_slowest_worker_counts
     profile = Profile.uniform(4, 0.0, 0.0, gradient_bytes=np.full(4, 1e6), method_s=np.array([1.0, 2.0, 3.0, 4.0]))
     hosts = Placement((0, 0, 1, 1))
     (one,) = simulate(Interleaved1F1B(2), profile, Network(8e6), num_microbatches=2, placement=hosts).collectives
-    assert one.collective.codec_s == 2.0 + 4.0
+    assert one.codec_s == 2.0 + 4.0
     assert one.end_s - one.start_s == pytest.approx(6.0 + 4 * 1.0)
 
 
@@ -251,7 +252,7 @@ def test_round_time_lies_between_busiest_port_and_serial_messages(
     transfers = random_transfers(num_replicas, num_stages, seed)
     network = Network(BPS, sharing=sharing)
     hosts = np.random.default_rng(seed).integers(0, num_replicas, (num_replicas, num_stages))
-    for one in collectives(transfers, np.zeros(num_stages), hosts, np.arange(num_stages)):
+    for one in collectives(transfers, hosts):
         for times, each in one.rounds:
             assert times == 1
             bits = 8 * each.wire_bytes
@@ -315,7 +316,38 @@ def test_collectives_are_part_of_the_step(
     carried = sum(use.wire_bytes for use in wire_use(timeline)) - sum(use.wire_bytes for use in wire_use(without))
     assert carried == pytest.approx(sum(transfer["wire_bytes"] for transfer in across))
     for one in timeline.collectives:
-        assert one.end_s - one.start_s == pytest.approx(one.collective.codec_s + sum(one.round_s))
+        assert one.end_s - one.start_s == pytest.approx(one.codec_s + sum(one.round_s))
+
+
+@given(st.integers(2, 3), st.integers(1, 3), st.integers(0, 10**6), st.booleans())
+def test_steps_priced_together_take_as_long_as_alone(
+    num_replicas: int, num_stages: int, seed: int, packed: bool
+) -> None:
+    """Whether they share their messages, and whatever their codecs, compute and buckets."""
+    random = np.random.default_rng(seed)
+
+    def seconds() -> np.ndarray:
+        return random.uniform(0.1, 1.0, num_stages)
+
+    steps = [
+        Profile.uniform(
+            num_stages, seconds(), seconds(), transfers=transfers, method_s=seconds(), update_s=seconds(), step_s=0.1
+        )
+        for transfers in (random_transfers(num_replicas, num_stages, seed + i) for i in range(2))
+        for _ in range(2)
+    ]
+    steps = [
+        *steps,
+        *(in_buckets(step, num_buckets=4) for step in steps),
+        replace(steps[0], method_s=np.zeros(num_stages)),
+    ]
+    networks = [Network(BPS, LATENCY), Network(BPS / 10), FREE]
+    workers = num_replicas * num_stages
+    placement = Placement(tuple(worker // num_stages if packed else worker for worker in range(workers)))
+    priced = partial(step_seconds, OneFOneB(), networks=networks, num_microbatches=2, placement=placement)  # type: ignore[arg-type]
+    alone = np.concatenate([priced(step) for step in steps], axis=1)
+    assert len(np.unique(alone[0, :4])) == 4
+    np.testing.assert_array_equal(priced(steps), alone)
 
 
 def test_overlapping_groups_run_in_sequence() -> None:
