@@ -19,11 +19,16 @@ from raysim.replication.method import ReplicaMethod
 from raysim.values import UNNAMED, BoundaryTensors
 from raysim.workloads.data import Data, DataShape, load_data
 from raysim.workloads.metrics import check_metrics
-from raysim.workloads.models import build_model
+from raysim.workloads.models import BUILT_ALONE, build_model
 from raysim.workloads.options import reason_of
 from raysim.workloads.partition import Partition, partition
 from raysim.workloads.splits import Split
+from raysim.workloads.stage_costs import Shadow
 from raysim.workloads.task import Task, answer_span, make_task
+
+
+_SHADOWS: dict[str, Shadow] = {}
+"""Models whose costs are counted, by what these depend on: a process often prepares many runs of one model."""
 
 
 @dataclass
@@ -74,16 +79,22 @@ def _prepare(config: RunConfig, data: Data | None, origin: Origin) -> Workload:
     cut = {"cuts": config.cuts} if config.cuts is not None else {"num_stages": config.stages}
     seed = config.seed if origin.model_seed is None else origin.model_seed
     model = build_model(config.model.name, config.model.options, data.shape, seed, **cut)
+    counted = repr((config.model, data.shape, config.microbatch_size, config.loss))
     parts = partition(
         model,
         data.shape,
         batch=config.microbatch_size,
+        shadow=_SHADOWS.get(counted),
         bottleneck=config.bottleneck,
         bottleneck_form=config.bottleneck_form,
         seed=seed,
         loss=task.loss,
         **cut,
     )
+    if config.model.name in BUILT_ALONE and config.loss is None and config.bottleneck is None:
+        if len(_SHADOWS) >= 8:
+            _SHADOWS.clear()
+        _SHADOWS[counted] = parts.shadow
     check_names(config, parts.boundaries)
     check_metrics(task.metrics, parts.shadow.layers[-1].output.shape, data.test)
     answer = answer_span(data.test, data.shape.given) if task.generates else (0, 0)

@@ -7,6 +7,7 @@ import platform
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from itertools import groupby
 from pathlib import Path
@@ -58,6 +59,7 @@ def first_row(config: RunConfig, run_id: str) -> dict[str, Any]:
     }
 
 
+@cache
 def _version(package: str) -> str | None:
     """Return the version of an installed package; None if it is missing, as Ray may be with the inline engine."""
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -60,10 +61,7 @@ def digits(*, train_samples: int | None = None, test_samples: int | None = None)
 
     Needs no network. The split is random but fixed: the same for every run.
     """
-    package = find_spec("sklearn")  # its file alone: importing scikit-learn takes a second
-    assert package is not None
-    assert package.origin is not None
-    rows = np.loadtxt(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
+    rows = _digits()
     order = permutation(len(rows), derive_key("digits", "split"))
     images, labels = rows[:, :-1].astype(np.uint8).reshape(-1, 1, 8, 8), rows[:, -1].astype(np.int64)
     first_test = len(order) - DIGITS_TEST
@@ -73,6 +71,15 @@ def digits(*, train_samples: int | None = None, test_samples: int | None = None)
         for ids in (order[:num_train], order[first_test : first_test + num_test])
     )
     return Data(train, test, DataShape((1, 8, 8), "float32", 10))
+
+
+@cache
+def _digits() -> NDArray[np.float64]:
+    """Return scikit-learn's digits and their labels, a row each."""
+    package = find_spec("sklearn")  # its file alone: importing scikit-learn takes a second
+    assert package is not None
+    assert package.origin is not None
+    return np.loadtxt(Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz", delimiter=",")
 
 
 class Cifar(NamedTuple):

@@ -29,6 +29,8 @@ __all__ = ["MODELS", "build_model"]
 
 _BUILDERS = (cnn, gpt, gpt2, hf, lstm, mlp, resnet18, resnet101, vgg16)
 MODELS: dict[str, Callable[..., nn.Sequential]] = {builder.__name__: builder for builder in _BUILDERS}
+BUILT_ALONE = MODELS.keys() - {"gpt2", "hf"}
+"""The models that are built from their options alone, and read no files."""
 
 NO_SUBSPACE: dict[Callable[..., nn.Sequential], str] = {
     cnn: "has no residual stream",
@@ -71,7 +73,7 @@ def build_model(
     arguments = bind_model(name, function, options, seed)
     if "shape" in inspect.signature(function).parameters:
         arguments["shape"] = shape
-    if function in MODELS.values() and function not in (gpt2, hf):  # built from their arguments alone
+    if name in BUILT_ALONE:
         check_memory_of_parameters(name, _on_meta(name, function, arguments))
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_key(seed, "model"))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
@@ -76,6 +77,9 @@ class Footprint(NamedTuple):
     weight_share: float  # the weight part's share of the operations of a backward in two parts
 
 
+_COUNTING = threading.Lock()  # gradients of fake parameters are those of one count at a time
+
+
 class Shadow:
     """A copy of a model on fake tensors, in training mode, with the cost of each layer for `batch` samples.
 
@@ -129,7 +133,9 @@ class Shadow:
         only its start is counted.
         """
         key = start, stop, two_parts, dtype
-        if key not in self._footprints:
+        with _COUNTING:
+            if key in self._footprints:
+                return self._footprints[key]
             layers = self._copies[start:stop]
             parameters = dict.fromkeys(p for layer in layers for p in layer.parameters() if p.requires_grad)
             alive = Alive(self._state, lambda x: isinstance(x, FakeTensor))
