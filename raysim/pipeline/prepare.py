@@ -26,7 +26,6 @@ from raysim.workloads.splits import Split
 from raysim.workloads.stage_costs import Shadow
 from raysim.workloads.task import Task, answer_span, make_task
 
-
 _SHADOWS: dict[str, Shadow] = {}
 """Models whose costs are counted, by what these depend on: a process often prepares many runs of one model."""
 

@@ -285,7 +285,7 @@ def test_nine_of_ten_steps_lie_in_their_interval(rate):
     def run(count):
         return [replace(truth, compute_s=truth.compute_s * one) for one in random.normal(1, 0.05, count)]
 
-    for _ in range(40):
+    for _ in range(20):
         prediction = Prediction(recorded(run(8), schedule, placement), range(8))
         unshaped = [simulate(schedule, one, FREE).step_s for one in run(15)]
         beside = [replace(one, transport=RAY) for one in run(5)]

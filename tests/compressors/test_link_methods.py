@@ -88,8 +88,8 @@ def test_full_rank_is_no_compression() -> None:
 
 
 COOLING = [
-    *((schedule, 4, 8) for schedule in ("GPipe", "1F1B(extra_warmup=2)", "ZBH1")),
-    *(("1F1B", stages, count) for stages, count in ((2, 1), (3, 2), (2, 8))),
+    *((schedule, 4, 8) for schedule in ("1F1B(extra_warmup=2)", "ZBH1")),
+    *(("1F1B", stages, count) for stages, count in ((2, 1), (3, 2))),
     ("Interleaved1F1B(2)", 4, 4),
     (ZBV["schedule"], 4, 4),
 ]
@@ -99,7 +99,7 @@ COOLING = [
 def test_the_epilogue_is_what_the_schedule_sends_in_its_cooldown(small, schedule: str, stages: int, count: int) -> None:
     """The gradients sent after their worker's last forward are compressed, and no others; both ends know which."""
     config = small(
-        **{**GPT, "model": {**GPT["model"], "num_blocks": 8}},
+        **GPT,
         schedule=schedule,
         num_stages=stages,
         num_microbatches=count,

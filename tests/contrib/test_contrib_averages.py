@@ -76,12 +76,12 @@ def test_the_choice_hides_the_exchange_and_has_the_least_noise() -> None:
 # Dion.
 
 
-@pytest.mark.parametrize("shape", [(12, 30), (30, 12)])
+@pytest.mark.parametrize("shape", [(6, 15), (15, 6)])
 def test_dion_at_full_rank_tends_to_the_polar_factor(shape) -> None:
     """The same gradient again and again: U V^T, which Muon's Newton-Schulz steps approximate."""
     gradient = normal(*shape, seed=3)
-    team = Team(parse_replica_method("Dion(12, min_values=1)"), 2, {"weight": shape})
-    for step in range(300):
+    team = Team(parse_replica_method("Dion(6, min_values=1)"), 2, {"weight": shape})
+    for step in range(150):
         update = team.step(step, [{"weight": gradient}] * 2)[0].gradients["weight"].double()
     left, _, right = torch.linalg.svd(gradient.double(), full_matrices=False)
     torch.testing.assert_close(update / math.sqrt(shape[0] / shape[1]), left @ right, rtol=0, atol=0.02)
@@ -213,7 +213,7 @@ def test_the_mean_that_is_known_is_the_mean_of_what_each_knows() -> None:
 
 
 def test_l9_diana_s_memory_closes_in_by_alpha_in_expectation() -> None:
-    n, k, draws = 20, 5, 4000
+    n, k, draws = 20, 5, 1000
     g, h = normal(4, 5, seed=1), normal(4, 5, seed=2)
     method = DIANA(RandomK(k / n, unbiased=True), min_values=1)
     assert method.alpha_of(n) == k / n
@@ -224,7 +224,7 @@ def test_l9_diana_s_memory_closes_in_by_alpha_in_expectation() -> None:
         results, _ = together(method, [{"weight": g}], [memory], step)
         after += float((results[0].memory["own/weight"] - g).double().square().sum()) / draws
         total += results[0].gradients["weight"].double()
-    assert after / before == pytest.approx(0.75, rel=0.02)
+    assert after / before == pytest.approx(0.75, rel=0.04)
     spread = (g - h).abs().double() * math.sqrt(3)  # of one draw
     assert ((total / draws - g).abs() <= 5 * spread / math.sqrt(draws) + 1e-6).all()  # unbiased
 
@@ -351,7 +351,7 @@ def test_demo_s_bytes_are_values_and_positions_of_blocks() -> None:
 
 def test_l10_marina_is_unbiased_given_its_past() -> None:
     """E[g_t | past] = g_{t-1} + the mean of g(x_t) - g(x_{t-1}); what is sent by values is a share of the codec."""
-    draws, count, estimate = 1000, 2, normal(4, 5, seed=1)
+    draws, count, estimate = 250, 2, normal(4, 5, seed=1)
     now, before = ([{"weight": normal(4, 5, seed=seed + i)} for i in range(count)] for seed in (10, 20))
     method = MARINA(RandomK(0.25, unbiased=True), probability=0.01, min_values=1)
     steps = [step for step in range(1, 2 * draws) if method.needs_previous_gradients(step, 3)][:draws]

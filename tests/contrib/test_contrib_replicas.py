@@ -8,6 +8,7 @@ from importlib import metadata
 import numpy as np
 import pytest
 from contrib_variants import AVERAGES, LOCAL, METHODS
+from pipelines import with_slow
 from replica_laws import keeps_all_laws, keeps_all_laws_of_local_steps
 from replica_variants import (
     Variant,
@@ -52,9 +53,9 @@ def test_all_laws_of_local_steps(notation) -> None:
     "notation",
     [
         "DiLoCoX(3, values=Quantize(4))",
-        "HALoS(1, updates=3)",
+        pytest.param("HALoS(1, updates=3)", marks=pytest.mark.slow),
         "AsyncSPARTA(share=0.2, delay=2)",
-        "Dion(2, min_values=16)",
+        pytest.param("Dion(2, min_values=16)", marks=pytest.mark.slow),
         "EDGC(2, window=2, every=1, min_values=16)",
     ],
 )
@@ -99,7 +100,7 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", with_slow(RUNS, "sparta", "deco", "edgc"))
 def test_a_restored_engine_goes_on_bit_for_bit(small, name) -> None:
     config = small(**RUNS[name], num_stages=1)
     one, other = InlineEngine(prepare(config)), InlineEngine(prepare(config))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from pipelines import GPT
+from pipelines import GPT, with_slow
 from torch import nn
 
 import raysim
@@ -67,7 +67,7 @@ def train(model, workload, optimizer, steps):
     return losses
 
 
-@pytest.mark.parametrize("setting", SETTINGS)
+@pytest.mark.parametrize("setting", with_slow(SETTINGS, "dense", "topk-quantize", "per-boundary", "feedback"))
 def test_a_plain_loop_gives_the_losses_and_bytes_of_a_run(setting, small, tmp_path):
     config = small(**SETTINGS[setting])
     run = raysim.train(config, engine="inline", out=tmp_path / "run")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from engines import losses_of, start
-from pipelines import ADAM, GPT, REPLICAS, TIED, ZBV
+from pipelines import ADAM, GPT, REPLICAS, TIED, ZBV, with_slow
 
 from raysim.pipeline.errors import DivergedError
 from raysim.pipeline.reports import StepFeedback
@@ -85,7 +85,7 @@ def with_clip(changes, clip_norm, optimizer):
     return {**changes, "optimizer": {**optimizer, "clip_norm": clip_norm}}
 
 
-@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("run", with_slow(RUNS, "custom", "interleaved", "frozen"))
 def test_weights_are_those_of_synchronous_steps(small, restored, run):
     """Whether no update is amended, all are put off, or the last stages' norms ask for one after the first have updated."""
     norms = norms_of_stages(small(**RUNS[run]))
@@ -100,7 +100,7 @@ def test_weights_are_those_of_synchronous_steps(small, restored, run):
         assert (len(restored) > taken_back) == (late and run not in ("v", "custom"))
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", with_slow(OPTIMIZERS, "adagrad", "adafactor", "nadam"))
 def test_a_rollback_restores_every_optimiser(small, restored, optimizer):
     config = small(**with_clip(GPT, None, OPTIMIZERS[optimizer]), steps=STEPS)
     norms = norms_of_stages(config)

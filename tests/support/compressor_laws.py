@@ -34,7 +34,7 @@ from raysim.codecs import NonFiniteError
 from raysim.compressors import AtSupport, Plain, parse
 from raysim.pipeline.link import EVALUATION_MODES
 
-any_sequence = settings(max_examples=10, derandomize=True, suppress_health_check=[HealthCheck.too_slow], database=None)
+any_sequence = settings(max_examples=5, derandomize=True, suppress_health_check=[HealthCheck.too_slow], database=None)
 
 
 def is_written_as_it_is_parsed(variant: Variant) -> None:

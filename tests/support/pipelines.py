@@ -231,16 +231,19 @@ RUNS: dict[str, dict[str, Any]] = {
 }
 
 
-def seventh(part, names=RUNS):
-    """Return the names of runs as parameters, six of seven marked slow; `part`, 0 to 6, says which seventh stays in the fast suite.
+def with_slow(names, *slow):
+    """Return names as parameters, some of them marked slow."""
+    assert {*slow} < {*names}
+    return [pytest.param(name, marks=pytest.mark.slow if name in slow else ()) for name in names]
 
-    Laws over all runs take different ones, so that each run is in the fast suite with one law or two.
+
+def sevenths(*parts, names=RUNS, of=7):
+    """Return the names of runs as parameters, marked slow but for these parts (0 to 6) of seven.
+
+    Laws over all runs take different parts, so that each run is in the fast suite with one law or two.
     """
-    return [
-        pytest.param(name, marks=() if place % 7 == part else pytest.mark.slow)
-        for place, name in enumerate(RUNS)
-        if name in names
-    ]
+    places = {name: place for place, name in enumerate(RUNS) if name in names}
+    return with_slow(places, *(name for name, place in places.items() if place % of not in parts))
 
 
 def two_workers(num_stages, num_microbatches, path):

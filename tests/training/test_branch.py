@@ -6,7 +6,7 @@ import pytest
 import torch
 from branches import same_steps
 from configurations import SMALL
-from pipelines import RUNS, SUBSPACE, TIED, seventh
+from pipelines import RUNS, SUBSPACE, TIED, sevenths
 from runs import break_off, same_records
 from torch import nn
 
@@ -29,7 +29,7 @@ def parent(tmp_path_factory):
     return train(make_config(values), engine="inline", out=tmp_path_factory.mktemp("parent") / "run")
 
 
-@pytest.mark.parametrize("name", seventh(4))
+@pytest.mark.parametrize("name", sevenths(4, of=14))
 def test_branch_with_parent_settings_equals_parent(small, tmp_path, name):
     """Memories of links and replicas, signals of adaptive methods, delayed weights and the learning rate all go on."""
     settings = {"clock": "100mbps", "profile": "T4", **RUNS[name], "evaluate_every_steps": 2}
@@ -118,7 +118,7 @@ def test_memories_start_empty_for_a_changed_compressor(small, tmp_path):
     assert residuals["other"]["forward"] < parents["forward"]
 
 
-@pytest.mark.parametrize("stop_after", [0, 1, 3])
+@pytest.mark.parametrize("stop_after", [0, 3])
 def test_an_interrupted_branch_resumes_to_the_same_bits(small, tmp_path, parent, stop_after):
     config = small(
         seed=3,
@@ -143,21 +143,17 @@ def test_an_interrupted_branch_resumes_to_the_same_bits(small, tmp_path, parent,
     same_records(resumed, whole)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"schedule": "Interleaved1F1B(3)"}, {"num_stages": 1}, {"num_stages": 4}, {"num_stages": 2, "schedule": "ZBH1"}],
-)
-def test_branch_may_change_cut_and_schedule(small, tmp_path, changes):
+def test_branch_may_change_cut_and_schedule(small, tmp_path):
     """The loss of a dense model does not depend on its cuts."""
     settings = {"optimizer": {"name": "adamw", "learning_rate": 1e-2, "decay": "cosine"}, "deterministic": True}
     begun = train(small(**settings, checkpoint_at_steps=[4]), engine="inline", out=tmp_path / "parent")
-    branch = train(
-        small(**settings, **changes, steps=2, start=f"{begun.folder}@4"), engine="inline", out=tmp_path / "branch"
-    )
-    same = ["step", "loss", "learning_rate"]
-    assert branch.steps[same].values.tolist() == begun.steps[same].values.tolist()[4:]
-    weights, others = load_weights(branch.folder), load_weights(begun.folder)
-    assert all(torch.equal(weights[name], others[name]) for name in others)
+    same, others = ["step", "loss", "learning_rate"], load_weights(begun.folder)
+    for changes in ({"schedule": "Interleaved1F1B(3)"}, {"num_stages": 1}, {"num_stages": 2, "schedule": "ZBH1"}):
+        config = small(**settings, **changes, steps=2, start=f"{begun.folder}@4")
+        branch = train(config, engine="inline", out=tmp_path / str(changes))
+        assert branch.steps[same].values.tolist() == begun.steps[same].values.tolist()[4:]
+        weights = load_weights(branch.folder)
+        assert all(torch.equal(weights[name], others[name]) for name in others)
 
 
 def test_tied_parameters_keep_their_cuts(small, tmp_path):
@@ -195,7 +191,7 @@ def test_branch_may_not_exceed_planned_learning_rate(small, tmp_path):
         train(small(**settings, steps=3, start=f"{begun.folder}@4"), engine="inline", out=tmp_path / "branch")
 
 
-@pytest.mark.parametrize("every", [2, 3, 10])
+@pytest.mark.parametrize("every", [3, 10])
 def test_records_of_a_branch_are_whole(small, tmp_path, parent, every):
     """Its tables have the steps that they must have, and it is compared with the branches of its start only."""
     for name, changes in (("dense", {}), ("topk", {"forward": "TopK(0.5)"})):
