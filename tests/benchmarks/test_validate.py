@@ -231,8 +231,7 @@ def profile_of(hosts, sizes, random):
 
 
 @pytest.mark.parametrize("sizes", [(90_000, 100_000), (100_000, 200_000)])  # in the call, or mostly stored
-@pytest.mark.parametrize("schedule", [OneFOneB(), GPipe()], ids=repr)
-@pytest.mark.parametrize(("hosts", "cores"), [(2, None), (3, 1.6)])
+@pytest.mark.parametrize(("hosts", "cores", "schedule"), [(2, None, OneFOneB()), (3, 1.6, GPipe())])
 def test_a_prediction_of_a_simulated_run_is_its_simulation(monkeypatch, hosts, cores, schedule, sizes):
     """From unshaped steps alone: their costs, what Ray sends beside packets, and the cores that three hosts of two shared."""
     monkeypatch.setattr("raysim_benchmarks.validate.predict.usable_cpus", lambda: 2)

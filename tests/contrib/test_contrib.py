@@ -46,10 +46,15 @@ def smooth(*shape: int) -> torch.Tensor:
     return (i / shape[-1] / 7).sin() + (i % shape[-1] / 9).cos()
 
 
+KINDS = [type(variant.codec) for variant in VARIANTS]
+TWO_OF_EACH = [
+    pytest.param(variant, marks=pytest.mark.slow if KINDS[:place].count(KINDS[place]) > 1 else ())
+    for place, variant in enumerate(VARIANTS)
+]
 variants = pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.notation)
 
 
-@variants
+@pytest.mark.parametrize("variant", TWO_OF_EACH, ids=lambda variant: variant.notation)
 def test_all_laws(variant) -> None:
     keeps_all_laws(variant)
 

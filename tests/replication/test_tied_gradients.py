@@ -50,7 +50,7 @@ def test_feedback_sends_what_was_left_out(small):
         (stage, name), *_ = engine.plan.tied[0]
         table = engine.workers[engine.plan.worker(0, stage)].stages[stage].module.get_parameter(name)
         first = table.detach().clone()
-        for step in range(12):
+        for step in range(8):
             engine.step(step)
         held[method] = table.detach() - first
     errors = {
