@@ -14,6 +14,7 @@ from raysim.analysis.comparison.carry import law_sentence
 from raysim.cli import app
 
 SIZES = (100_000, 300_000, 1_000_000, 3_000_000)
+TWO = (0, 1)  # seeds
 LOCAL = {"num_replicas": 2, "replica_gradient": "DiLoCo(2)"}
 
 
@@ -132,21 +133,26 @@ def bad_folders(tmp_path):
     setting = {"forward": "TopK(0.1)"}
     lacking = [(setting, lambda size: math.nan if size == SIZES[1] else 1.0), (LOCAL, falling)]
     yield (
-        write_family(tmp_path / "two", [(LOCAL, falling)], SIZES[:2]),
+        write_family(tmp_path / "two", [(LOCAL, falling)], SIZES[:2], TWO),
         "needs at least 3 sizes of one family, but got 2",
     )
     other = write_family(
         tmp_path / "other",
         [(LOCAL, falling)],
+        SIZES[:3],
+        TWO,
         change=lambda size: {"data": {"name": "topics", "length": 8 + size // 100_000}},
     )
     yield other, "also differ in `data.length`"
     yield (
-        write_family(tmp_path / "lacking", lacking),
+        write_family(tmp_path / "lacking", lacking, SIZES[:3], TWO),
         "forward=TopK(0.1) has no finished runs to compare with dense at 0.3 M",
     )
-    yield write_family(tmp_path / "dense", []), "compressed and dense runs of the same seeds"
-    yield write_family(tmp_path / "old", [(LOCAL, falling)], num_parameters=None), "records no `num_parameters`"
+    yield write_family(tmp_path / "dense", [], SIZES[:3], TWO), "compressed and dense runs of the same seeds"
+    yield (
+        write_family(tmp_path / "old", [(LOCAL, falling)], SIZES[:3], TWO, num_parameters=None),
+        "records no `num_parameters`",
+    )
 
 
 def report(*words):

@@ -124,10 +124,9 @@ def test_all_eight_places_have_the_same_figure(study, capsys):
     assert len(ends) == 2
 
 
-def test_sentences_say_what_the_tables_say(report_runs):
+def test_sentences_say_what_the_tables_say(page):
     """On every network: the fastest and the faster ones, by the numbers of the page alone."""
-    page = compose(report_runs, PAGE)
-    for network, summary in texts(page, "job1-recommended", PAGE[0]).items():
+    for network, summary in texts(page, "job1-recommended", page.network).items():
         rows, prices = texts(page, "job1-settings", network), values(page, network)
         chosen = summary["setting"]
         assert summary["step"] == rows[chosen]["step"]

@@ -385,7 +385,7 @@ def test_published_utilisation_by_diloco_of_int8_in_two_shots() -> None:
     """
     replicas = ("num_replicas=14", "batch_size=14", "num_stages=1", "num_microbatches=1")
     plan = forecast(
-        "topics-gpt",
+        "digits-cnn",
         *replicas,
         "replica_gradient=DiLoCo(100, codec=TwoShot(Quantize(8)))",
         device="T4",

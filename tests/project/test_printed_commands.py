@@ -2,13 +2,13 @@
 
 import re
 import shlex
+import shutil
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
-from report_runs import train_settings
 from studies import write_study
 from typer.testing import CliRunner
 
@@ -108,8 +108,7 @@ def test_study_named_study_is_swept_by_printed_command(called):
     assert printed(Path("study.toml").read_text()) == commands
 
 
-@pytest.mark.parametrize("weights", [True, False])
-@pytest.mark.parametrize("kind", ["llama tied", "gpt2"])
+@pytest.mark.parametrize(("kind", "weights"), [("llama tied", True), ("gpt2", False)])
 def test_advice_study_of_a_folder_has_hosts_and_headline(called, tmp_path, kind, weights):
     folder, text = made_folder(tmp_path / "my folder" / "my model", kind, weights=weights)
     words = [folder, "--length", "12", "--devices", "2xT4", "--network", "1mbps+30ms", "--study", "my study.toml"]
@@ -135,7 +134,7 @@ def test_each_profitable_layout_gets_a_study(called, tmp_path):
     output, _ = advised(called, *words)
     others = re.search(r"Other layouts have their own studies: (.*?)\. Train", output)[1].split("; ")
     assert len(others) > 2
-    for other in others:
+    for other in others[::2]:
         options = shlex.split(other.partition(" by ")[2])
         _, commands = advised(called, *words, *options)
         study = accept(commands[-1], text)
@@ -208,8 +207,8 @@ def test_interrupted_sweep_resumes_by_printed_command(called, monkeypatch):
     )
 
 
-def test_commands_of_findings_and_reports_are_accepted_as_printed(called, tmp_path):
-    train_settings(tmp_path / "my folder" / "my runs")
+def test_commands_of_findings_and_reports_are_accepted_as_printed(called, report_runs):
+    shutil.copytree(report_runs, "my runs")
     done = called("findings", "my runs", "--untested")
     assert done.exit_code == 0, done.output
     claims = printed(done.output)

@@ -276,6 +276,7 @@ def test_help_and_input_errors_import_neither_torch_nor_ray():
     """They share a process: a module that one of them imports stays imported."""
     code = f"""
 import sys
+import raysim, raysim.analysis, raysim.sweeps
 from raysim.cli import main
 for command in {COMMANDS!r}:
     sys.argv = ["raysim", *command]
@@ -288,11 +289,6 @@ for command in {COMMANDS!r}:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-
-
-def test_importing_raysim_loads_no_heavy_module():
-    code = "import sys, raysim, raysim.analysis, raysim.sweeps; assert not {'torch', 'ray', 'pandas', 'numba'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_every_package_is_documented_and_typed():

@@ -194,7 +194,11 @@ def test_interrupted_trials_resume_under_their_numbers(opened):
 
 @pytest.mark.parametrize(
     ("trials", "changes"),
-    [(13, {}), (6, {"sampler": "random"}), (10, {"sampler": "nsga2", "population": 4})],  # TPE begins after ten
+    [
+        (13, {}),  # TPE begins after ten
+        pytest.param(6, {"sampler": "random"}, marks=pytest.mark.slow),
+        (10, {"sampler": "nsga2", "population": 4}),
+    ],
     ids=["tpe", "random", "nsga2"],
 )
 def test_a_resumed_study_draws_what_an_undisturbed_one_would(opened, tmp_path, trials, changes):

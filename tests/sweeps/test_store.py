@@ -129,7 +129,7 @@ def test_bucket_and_its_copy_load_completely(bucket, buckets, small, tmp_path, m
     here = Store(bucket)
     for trial, forward in enumerate(("Identity", "TopK(0.3)")):
         name = f"trials/{trial}-s0"
-        training = Training(small(forward=forward), out=here.fetch(name), engine="inline")
+        training = Training(small(forward=forward, steps=2), out=here.fetch(name), engine="inline")
         for _ in training.events():
             here.send_run(name)
         here.send(name)
@@ -168,7 +168,7 @@ def test_bucket_and_its_copy_load_completely(bucket, buckets, small, tmp_path, m
         load(f"{bucket}-packed/elsewhere")
     assert open_place(f"{bucket}/{RUN}").is_dir()
     with pytest.raises(ConfigError, match=r"is finished: there is nothing to resume\.$"):
-        Training(small(forward="Identity"), out=tmp_path / "copy" / RUN, engine="inline", resume=True)
+        Training(small(forward="Identity", steps=2), out=tmp_path / "copy" / RUN, engine="inline", resume=True)
 
 
 DRIVER = """
