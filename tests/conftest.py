@@ -63,7 +63,7 @@ def pytest_xdist_make_scheduler(config, log):
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             file = nodeid.partition("::")[0]
-            return "ray" if starts_ray(file) else file
+            return "ray" if starts_ray(file) else "ranks" if file.startswith("tests/distributed/") else file
 
     config.option.loadscopereorder = False  # the longest, those of Ray, come first
     return ByFile(config, log)
@@ -85,6 +85,18 @@ def buckets():
     served = Buckets()
     yield served
     served.close()
+
+
+@pytest.fixture(scope="session")
+def results_of_ranks(tmp_path_factory):
+    """Return what two ranks return of the jobs of each file: the start of a pair takes ten seconds of the CPU."""
+    from importlib import import_module
+
+    from ranks import run_ranks
+
+    files = ("test_ddp", "test_fsdp", "test_pipelining")
+    jobs = {file: import_module(file).jobs_of_ranks() for file in files}
+    return run_ranks("ranks:in_turn", 2, tmp_path_factory.mktemp("ranks"), jobs)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 import torch
 from configurations import SMALL
-from ranks import run_ranks
 
 import raysim
 
@@ -36,8 +35,7 @@ def job(method):
     return {**ONE_STAGE, "replica_gradient": method, "optimizer": {"learning_rate": 0.1, "momentum": momentum or 0.0}}
 
 
-@pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
+def jobs_of_ranks():
     jobs: dict[str, tuple[Any, ...]] = {}
     for method, options in METHODS.items():
         values = job(method)
@@ -46,7 +44,12 @@ def ranks(tmp_path_factory):
         jobs[method] = (values, method, options)
     jobs["resumed"] = (job("Identity"), "Gathered(ErrorFeedback(TopK(0.05)), min_values=16)", {}, True)
     jobs["clock"] = (job("Identity"), DEPENDENT, {"batch_size": 16})
-    return run_ranks("ddp_jobs:everything", 2, tmp_path_factory.mktemp("ddp"), jobs, BUCKETS)
+    return "ddp_jobs:everything", jobs, BUCKETS
+
+
+@pytest.fixture(scope="module")
+def ranks(results_of_ranks):
+    return [results["test_ddp"] for results in results_of_ranks]
 
 
 def mean_losses(ranks, name):

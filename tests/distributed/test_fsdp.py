@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from fsdp_jobs import CODED, UNITS
-from ranks import check_refusals, run_ranks
+from ranks import check_refusals
 from torch import nn
 
 from raysim.distributed import fsdp
@@ -18,9 +18,13 @@ from raysim.network.transport import BARE
 from raysim.schedules import GPipe
 
 
+def jobs_of_ranks():
+    return ("fsdp_jobs:everything",)
+
+
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    return run_ranks("fsdp_jobs:everything", 2, tmp_path_factory.mktemp("fsdp"))
+def ranks(results_of_ranks):
+    return [results["test_fsdp"] for results in results_of_ranks]
 
 
 SENTENCES = [

@@ -33,9 +33,13 @@ JOBS = {
 }
 
 
+def jobs_of_ranks():
+    return "pipelining_jobs:all_jobs", JOBS
+
+
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory):
-    return run_ranks("pipelining_jobs:all_jobs", 2, tmp_path_factory.mktemp("pipelining"), JOBS)
+def ranks(results_of_ranks):
+    return [results["test_pipelining"] for results in results_of_ranks]
 
 
 SENTENCES = [

@@ -47,6 +47,16 @@ def run_ranks(function, world_size, folder, *arguments, timeout_s=180):
     return [pickle.loads((folder / f"result-{rank}").read_bytes()) for rank in range(world_size)]
 
 
+def in_turn(rank, world_size, jobs):
+    """Run the function of each job with its arguments."""
+    return {name: _named(function)(rank, world_size, *arguments) for name, (function, *arguments) in jobs.items()}
+
+
+def _named(function):
+    module, _, name = function.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
 def main():
     function, rank, world_size, folder = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
     import torch
@@ -56,9 +66,8 @@ def main():
     _leave_out_warm_up()
     store = dist.FileStore(str(folder / "store"), world_size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=60))
-    module, _, name = function.partition(":")
     arguments = pickle.loads((folder / "arguments").read_bytes())
-    result = getattr(importlib.import_module(module), name)(rank, world_size, *arguments)
+    result = _named(function)(rank, world_size, *arguments)
     (folder / f"result-{rank}").write_bytes(pickle.dumps(result))
     dist.barrier()
     dist.destroy_process_group()
