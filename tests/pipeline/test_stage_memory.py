@@ -140,3 +140,22 @@ def promise_of(name):
     found = peaks(engine)
     engine.close()
     return promised, found
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": {"name": "cnn", "width": 6}},
+        {"num_microbatches": 2},
+    ],
+)
+def test_costs_counted_for_another_run_of_the_process_change_nothing(small, monkeypatch, changes):
+    prepare(small())
+    after = prepare(small(**changes)).plan
+    monkeypatch.setattr("raysim.pipeline.prepare._SHADOWS", {})
+    alone = prepare(small(**changes)).plan
+    assert (after.memories, after.boundaries, after.flops_forward) == (
+        alone.memories,
+        alone.boundaries,
+        alone.flops_forward,
+    )
