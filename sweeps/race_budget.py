@@ -33,7 +33,12 @@ from raysim.sweeps.race_rounds import RaceRounds, RoundEntry
 from raysim.units import plural
 
 GAIN = 0.1  # least gain in the chance of an answer that changes a plan: above the error of a simulation
-WORDS = {"harmful": "harmful", "hopeless": "given up", "slower": "slower than a safe one"}  # for exits
+WORDS = {  # for exits
+    "harmful": "harmful",
+    "hopeless": "given up",
+    "slower": "slower than a safe one",
+    "chance": "left beside a dense model near chance",
+}
 
 
 class RaceBudget:
@@ -96,6 +101,8 @@ class RaceBudget:
 
     def next_entries(self) -> list[RoundEntry]:
         """Return the parts of the next round within the budget, after revising the plan if that is still allowed."""
+        if self.rounds.race.at_chance:
+            return []
         self._plan_again()
         while True:
             entries = self.rounds.next_entries(self.aside | self.rounds.waiting)

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from raysim.analysis.comparison.harm_forecast import Losses, chances_of, losses_of, observe
 from raysim.analysis.comparison.race import RUNGS, Evidence, Kind, Race, RaceExit
+from raysim.analysis.comparison.rule import MIN_SEEDS, at_chance
 from raysim.config import ConfigError
 from raysim.quality import Measure
 from raysim.records import UNREADABLE, Run, read_as, write_table
@@ -34,8 +35,8 @@ COLUMNS = pa.schema(
     [
         ("round", pa.int64()),
         ("trial", pa.int64()),  # Optuna's number
-        # "train"; why the trial left: "harmful", "hopeless", "slower", "failed", "at once" (hopeless before its first step);
-        # "plan" of a budget; "further" than the plan; "waits" until the others have left time
+        # "train"; why the trial left: "harmful", "hopeless", "slower", "chance" (dense is near it), "failed", "at once" (hopeless
+        # before its first step); "plan" of a budget; "further" than the plan; "waits" until the others have left time
         ("decision", pa.string()),
         ("seeds", pa.list_(pa.int64())),  # trained in this round, behind the exit, or planned from here on
         ("share", pa.float64()),  # of the steps at which the part ends
@@ -124,6 +125,7 @@ class RaceRounds:
         self.evidence: dict[int, Evidence] = {}
         self._entrants = list(entrants)
         self._dense_losses: dict[int, Losses] = {}  # of ended runs, by seed
+        self._dense_skills: dict[int, float] = {}  # the same
         self._entries = read_entries(file)
         for entry in self._entries:
             self._follow(entry)
@@ -131,6 +133,7 @@ class RaceRounds:
         """Trials that have left without a verdict; those of them hopeless at once are `at_once`."""
         for number in sorted({entry.round for entry in self._entries if entry.ended}):
             self._take_in([entry for entry in self._entries if entry.round == number])
+        self._look_at_dense()
 
     def next_round(self) -> list[RunPart]:
         """Return the parts of the next round, or of a killed race's unfinished one; none if the race is over."""
@@ -300,6 +303,7 @@ class RaceRounds:
 
     def _leave(self, number: int) -> dict[int, RaceExit]:
         """Remove trials by the evidence so far, and return their exits."""
+        self._look_at_dense()
         exits = self.race.exits(self.evidence, [trial for trial in self.running if trial in self.evidence])
         self.left |= exits
         for trial, (kind, rung, seeds, harm, bound) in sorted(exits.items()):
@@ -308,8 +312,19 @@ class RaceRounds:
             self._entries.append(RoundEntry(number, trial, *behind, ended=True))
         return exits
 
+    def _look_at_dense(self) -> None:
+        """Ask whether dense is near chance, as the rule does, once all planned seeds are known and enough for the question."""
+        skills = [self._dense_skills[seed] for seed in self.all_seeds[: self.race.plan] if seed in self._dense_skills]
+        known = len(skills) == self.race.plan >= MIN_SEEDS
+        self.race = replace(self.race, at_chance=known and at_chance(skills))
+
     def _take_in(self, entries: Sequence[RoundEntry]) -> None:
         """Add the evidence of the parts of a round."""
+        whole = [entry for entry in entries if entry.trial == self.dense and entry.share == 1.0]
+        for seed in {seed for entry in whole for seed in entry.seeds}:
+            row, name = self.run_of(self.dense, seed).row, self.measure.name
+            values = (row.get(f"{column}_{name}{mode}") for column, mode in (("final", "_on"), ("chance", "")))
+            self._dense_skills[seed] = self.measure.skill(*(math.nan if value is None else value for value in values))
         out = {self.dense, *self.failed}
         parts = [entry for entry in entries if entry.decision == "train" and entry.trial not in out]
         first = [entry.trial for entry in parts if entry.trial not in self.evidence]

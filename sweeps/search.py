@@ -336,6 +336,8 @@ class RaceSearch(LedgerSearch):
         harm = f"harm {reason.harm:+.3g} {measure.unit}"
         if reason.kind == "slower":
             return f"left {where}: slower than a safe setting"
+        if reason.kind == "chance":
+            return f"left {where}: dense is not clearly better than chance, so no setting can be called safe"
         if reason.kind == "harmful":
             return f"dropped {where}: {harm}, in the end at least {reason.bound:.2g}, and the margin is {rounds.race.margin:g}"
         chance = "below 1 %" if reason.bound < 0.01 else f"{100 * reason.bound:.0f} %"

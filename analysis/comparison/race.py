@@ -47,8 +47,8 @@ FLOOR = 0.05  # lower limit of the ratio of final to forecast harm, so that its 
 
 Name = TypeVar("Name", int, str)
 """The name of a setting: a number in a sweep, its notation in recorded runs."""
-Kind = Literal["harmful", "hopeless", "slower"]
-"""Why a setting leaves a race: it does harm; its seeds will hardly show that it is safe; a faster setting is safe."""
+Kind = Literal["harmful", "hopeless", "slower", "chance"]
+"""Why a setting leaves: it does harm; its seeds will hardly show that it is safe; a faster setting is safe; dense is near chance."""
 
 
 class Evidence(NamedTuple):
@@ -99,7 +99,8 @@ class Race:
     `error`: the chance of calling a harmless setting harmful, over all rungs. `hopeless`: the chance of a safe verdict below
     which a setting is dropped. `family`: the number of settings judged together, without dense. `step`: the smallest
     difference that an evaluation can show. `planned`: the number of seeds of the first verdicts, by default `seeds`; more
-    seeds than that must be those of a later interim analysis.
+    seeds than that must be those of a later interim analysis. `at_chance`: dense on the planned seeds is not clearly better than
+    chance, so that nothing can be called safe and all settings leave.
     """
 
     seeds: int
@@ -110,6 +111,7 @@ class Race:
     hopeless: float = 0.1
     step: float = 0.0
     planned: int | None = None
+    at_chance: bool = False
 
     @property
     def plan(self) -> int:
@@ -125,7 +127,7 @@ class Race:
         """Return the settings called safe on planned seeds or at an interim analysis. The family includes settings that have left."""
         samples = {name: self._sample(each.final) for name, each in evidence.items() if each.final}
         complete = [name for name, each in samples.items() if not each.lacking]
-        if not complete:
+        if not complete or self.at_chance:
             return []
         chosen = [samples[name] for name in complete]
         borrowed = priors([each.values for each in chosen], [self.step] * len(chosen), self.margin)
@@ -155,6 +157,8 @@ class Race:
 
     def _reason(self, each: Evidence, evidence: Mapping[Any, Evidence]) -> tuple[Kind, float] | None:
         """Return why a setting leaves: its final harm is surely above the margin, or its seeds would hardly show it safe."""
+        if self.at_chance:
+            return "chance", math.nan
         if len(each.final) >= self.seeds:
             return None
         bound = self.lower_bound(each, evidence) if len(each.harms) > 1 else -math.inf

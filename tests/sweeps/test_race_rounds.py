@@ -53,6 +53,28 @@ def test_race_killed_at_any_point_resumes_to_same_decisions(tmp_path):
         assert pq.read_table(play(made_rounds(folder)).file).equals(whole)
 
 
+def test_a_race_beside_a_dense_model_near_chance_ends_with_its_planned_seeds_and_calls_nothing_safe(tmp_path):
+    def near_chance(trial, seed):
+        run = made_run(trial, seed)
+        return SimpleNamespace(steps=run.steps, evals=run.evals, row=run.row | {"chance_loss": 0.62})
+
+    copies = []
+    sure, unsure = play(made_rounds(tmp_path)), made_rounds(tmp_path / "near", near_chance)
+    (tmp_path / "near").mkdir()
+    play(unsure, copies)
+    assert sure.safe
+    assert (unsure.safe, unsure.running) == ([], [])
+    assert {exit.kind for exit in unsure.left.values()} >= {"chance"}
+    assert "slower" not in {exit.kind for exit in unsure.left.values()}
+    assert unsure.ended_runs <= sure.ended_runs
+    for i, copy in enumerate(copies):
+        (folder := tmp_path / str(i)).mkdir()
+        pq.write_table(copy, folder / "race.parquet")
+        again = play(made_rounds(folder, near_chance))
+        assert pq.read_table(again.file).equals(copies[-1])
+        assert (again.safe, again.left) == ([], unsure.left)
+
+
 def test_decisions_use_only_their_steps(tmp_path):
     """Whole runs and runs cut at the end of each part give the same race."""
     reached = {}
