@@ -106,7 +106,7 @@ def test_topk_has_budgeted_bytes() -> None:
 
 @pytest.mark.parametrize("per", ["tensor", "sample", "channel"])
 def test_minmax_error_levels_and_ends(per: str) -> None:
-    for bits, x in itertools.product((1, 3, 8), FILLED.values()):
+    for bits, x in itertools.product((1, 2, 3, 4, 7, 8), FILLED.values()):
         assert_minmax(x, per, bits)
 
 

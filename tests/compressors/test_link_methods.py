@@ -90,6 +90,7 @@ def test_full_rank_is_no_compression() -> None:
 COOLING = [
     *((schedule, 4, 8) for schedule in ("1F1B(extra_warmup=2)", "ZBH1")),
     *(("1F1B", stages, count) for stages, count in ((2, 1), (3, 2))),
+    *(pytest.param(*case, marks=pytest.mark.slow) for case in (("GPipe", 4, 8), ("1F1B", 2, 8))),
     ("Interleaved1F1B(2)", 4, 4),
     (ZBV["schedule"], 4, 4),
 ]

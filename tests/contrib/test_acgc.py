@@ -205,6 +205,7 @@ def test_schedules_and_recomputation_measure_the_same(small, kind) -> None:
     assert len({value for step in expected for value in step.values()}) == 6
     for changes in (
         {"schedule": "GPipe"},
+        {"recompute": True},
         {"schedule": "ZBH1", "recompute": True},
     ):
         assert measured(small(**kind, **changes, forward="ACGC(0.1)"), 3) == expected

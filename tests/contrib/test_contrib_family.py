@@ -120,7 +120,9 @@ def test_small_vectors_of_signs() -> None:
     assert Sign(scaled=False).encode(torch.tensor([0.0, -0.0, -3.0])).decode().tolist() == [1, 1, -1]
 
 
-@pytest.mark.parametrize("name", ["normal", "post-ReLU", "heavy tail", "tokens"])
+@pytest.mark.parametrize(
+    "name", ["normal", "post-ReLU", "heavy tail", "tokens", pytest.param("long", marks=pytest.mark.slow)]
+)
 @pytest.mark.parametrize("per", ["tensor", "sample", "channel", "row"])
 def test_laws_of_scaled_sign_and_of_one_bit(name: str, per: str) -> None:
     x = LAW_TENSORS[name]

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from engines import losses_of, staged_gradients, start, weights
-from pipelines import ADAM, DROPOUT, REPLICAS, RUNS, TIED, sevenths
+from pipelines import ADAM, DROPOUT, GPT, REPLICAS, RUNS, TIED, sevenths
 
 from raysim.pipeline.errors import StageError
 from raysim.pipeline.groups import TIED_TABLE, chunk_bytes, ring_bytes
@@ -19,7 +19,18 @@ def all_reduce_bytes(*arguments):
     return max(sum(chunks) + (len(chunks) - 2) * own for own in chunks)
 
 
-@pytest.mark.parametrize(("num_replicas", "kind"), [(4, {}), (2, {**DROPOUT, **ADAM}), (4, TIED)])
+@pytest.mark.parametrize(
+    ("num_replicas", "kind"),
+    [
+        (4, {}),
+        (2, {**DROPOUT, **ADAM}),
+        (4, TIED),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in ((2, {}), (4, {**DROPOUT, **ADAM}), (2, TIED), (2, GPT), (4, GPT))
+        ),
+    ],
+)
 def test_replicas_equal_one_pipeline_on_the_whole_batch(small, kind, num_replicas):
     """The same microbatches, dropout masks among them, on as many pipelines: only the order of sums differs."""
     one = start(small(num_microbatches=4, **kind))
@@ -45,7 +56,10 @@ def test_replicas_never_part(small, run):
 MARINA = "MARINA(Identity, probability=1e-9)"  # gradients at two steps' parameters in every step but the first
 
 
-@pytest.mark.parametrize("kind", [{}, {"schedule": "ZBH1", "recompute": True}, TIED])
+@pytest.mark.parametrize(
+    "kind",
+    [{}, {"schedule": "ZBH1", "recompute": True}, TIED, pytest.param({**GPT, "num_stages": 2}, marks=pytest.mark.slow)],
+)
 def test_marina_on_all_samples_at_once_is_the_mean(small, kind):
     """Where every step has the same samples, g(x_0) + the differences since is g(x_t), which takes the gradients at x_{t-1}."""
     runs = [

@@ -118,7 +118,7 @@ def test_memories_start_empty_for_a_changed_compressor(small, tmp_path):
     assert residuals["other"]["forward"] < parents["forward"]
 
 
-@pytest.mark.parametrize("stop_after", [0, 3])
+@pytest.mark.parametrize("stop_after", [0, 3, pytest.param(1, marks=pytest.mark.slow)])
 def test_an_interrupted_branch_resumes_to_the_same_bits(small, tmp_path, parent, stop_after):
     config = small(
         seed=3,
@@ -148,7 +148,8 @@ def test_branch_may_change_cut_and_schedule(small, tmp_path):
     settings = {"optimizer": {"name": "adamw", "learning_rate": 1e-2, "decay": "cosine"}, "deterministic": True}
     begun = train(small(**settings, checkpoint_at_steps=[4]), engine="inline", out=tmp_path / "parent")
     same, others = ["step", "loss", "learning_rate"], load_weights(begun.folder)
-    for changes in ({"schedule": "Interleaved1F1B(3)"}, {"num_stages": 1}, {"num_stages": 2, "schedule": "ZBH1"}):
+    others_of_four = {"schedule": "Interleaved1F1B(3)"}, {"num_stages": 1}, {"num_stages": 2, "schedule": "ZBH1"}
+    for changes in (*others_of_four, {"num_stages": 4}):
         config = small(**settings, **changes, steps=2, start=f"{begun.folder}@4")
         branch = train(config, engine="inline", out=tmp_path / str(changes))
         assert branch.steps[same].values.tolist() == begun.steps[same].values.tolist()[4:]
@@ -191,7 +192,7 @@ def test_branch_may_not_exceed_planned_learning_rate(small, tmp_path):
         train(small(**settings, steps=3, start=f"{begun.folder}@4"), engine="inline", out=tmp_path / "branch")
 
 
-@pytest.mark.parametrize("every", [3, 10])
+@pytest.mark.parametrize("every", [3, 10, pytest.param(2, marks=pytest.mark.slow)])
 def test_records_of_a_branch_are_whole(small, tmp_path, parent, every):
     """Its tables have the steps that they must have, and it is compared with the branches of its start only."""
     for name, changes in (("dense", {}), ("topk", {"forward": "TopK(0.5)"})):

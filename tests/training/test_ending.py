@@ -93,6 +93,7 @@ def whole(tmp_path_factory):
     [
         *((signal.SIGTERM, moment) for moment in MOMENTS),
         (signal.SIGINT, "step"),
+        pytest.param(signal.SIGHUP, "step", marks=pytest.mark.slow),
     ],
 )
 def test_a_signal_ends_a_run_in_order_and_it_resumes_to_the_same_bits(tmp_path, whole, number, moment):

@@ -106,7 +106,7 @@ def test_divergence_in_last_step_is_found_by_evaluation(small, tmp_path):
     assert row["diverged_at"].startswith("evaluation with compression on: ")
 
 
-@pytest.mark.parametrize("stop_after", [1, 4])
+@pytest.mark.parametrize("stop_after", [1, 4, pytest.param(5, marks=pytest.mark.slow)])
 def test_an_interrupted_run_resumes_to_the_same_bits(small, tmp_path, stop_after):
     config = small(**RUNS["feedback"], steps=6, evaluate_every_steps=2)
     whole = train(config, engine="inline", out=tmp_path / "whole")
