@@ -6,6 +6,7 @@ import math
 import re
 import tomllib
 from collections.abc import Sequence
+from itertools import chain, combinations
 from statistics import fmean
 
 import pandas as pd
@@ -105,7 +106,7 @@ def _side_by_side(compared: Sequence[ComparedRuns], judged: pd.DataFrame, sent: 
 
 
 def _short(labels: Sequence[str]) -> dict[str, str]:
-    """Return what tells jobs apart: the first key of their labels that differs, and keys that others lack, or else all keys."""
+    """Return what tells jobs apart: the fewest keys of their labels that do, the first ones first, and keys that others lack."""
     keys = {label: label.partition(", ")[2] for label in labels}
     parts = {label: dict(KEY.findall(text)) for label, text in keys.items()}
     every = set.intersection(*map(set, parts.values())) if parts else set()
@@ -114,11 +115,14 @@ def _short(labels: Sequence[str]) -> dict[str, str]:
         for key in next(iter(parts.values()), ())
         if key in every and len({each[key] for each in parts.values()}) > 1
     ]
-    short = {
-        label: ", ".join(f"{key}={value}" for key, value in each.items() if key in differ[:1] or key not in every)
-        for label, each in parts.items()
-    }
-    return short if len(set(short.values())) == len(short) else keys
+    for chosen in chain.from_iterable(combinations(differ, count) for count in range(bool(differ), len(differ) + 1)):
+        short = {
+            label: ", ".join(f"{key}={value}" for key, value in each.items() if key in chosen or key not in every)
+            for label, each in parts.items()
+        }
+        if len(set(short.values())) == len(short):
+            return short
+    return keys
 
 
 def _distinct(context: ComparedRuns) -> list[Mode]:
