@@ -21,6 +21,7 @@ import pytest
 from configurations import SMALL
 
 collect_ignore = ["support"]  # programs and lists that tests use
+collect_ignore_glob = ["*conftest.py"]  # no doctests there, and as modules all have one name
 os.fsync = lambda fd: None  # no test loses power, and a small run would wait fifty times for the disk
 gc.disable()  # what is imported and collected stays: an eighth of the collection went into looking through it
 STARTS_RAY = re.compile(r'def \w+\([^)]*\bray\b|[^"]ray\.(init|scripts)|"-m", "raysim\.cli|Sweep\(|\bsweep\(')
