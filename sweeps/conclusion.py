@@ -115,7 +115,7 @@ def conclude(decision: DecisionState, sweep: Sweep) -> None:
         for row in sweep.rows
     }
     results = sweep.results
-    material = partial(gather, networks=[question.network], compute=sweep.study.compute, profile=decision.compute)
+    material = partial(gather, networks=[question.network], **sweep.study.pricing)
     jobs = [] if results is None else material(results, costs=question.costs).jobs
     if not jobs:
         decision.end([f"No decision: no run of the race ended. It lies in {sweep.store.out}."])

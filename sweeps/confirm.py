@@ -10,8 +10,9 @@ from dataclasses import replace
 
 from raysim.analysis.data.folders import CONFIRMATION
 from raysim.config import ConfigError
+from raysim.sweeps.objectives import cost_among
 from raysim.sweeps.runner import Sweep
-from raysim.sweeps.study import Baseline, Study
+from raysim.sweeps.study import FILES, STUDY, Baseline, Study
 from raysim.sweeps.study_file import read_study
 from raysim.sweeps.trial_rows import Rows, TrialRow, best_trials
 
@@ -26,9 +27,10 @@ def confirming(sweep: Sweep) -> Sweep | None:
     was begun with other seeds.
     """
     out = f"{sweep.store.out.rstrip('/')}/{CONFIRMATION}"
-    sweep.store.fetch_file(f"{CONFIRMATION}/space.py")
-    if sweep.store.fetch_file(f"{CONFIRMATION}/study.toml"):
-        begun = read_study(sweep.folder / CONFIRMATION / "study.toml")
+    for name in FILES:
+        sweep.store.fetch_file(f"{CONFIRMATION}/{name}")
+    if (sweep.folder / CONFIRMATION / STUDY).is_file():
+        begun = read_study(sweep.folder / CONFIRMATION / STUDY)
         if list(begun.seeds) != fresh_seeds(sweep.study):
             raise ConfigError(f"`confirm` must be {len(begun.seeds)}, as when it began, but got {sweep.study.confirm}.")
         return Sweep(begun, out=out, resume=True, address=sweep.address, wait_s=sweep.wait_s)
@@ -46,7 +48,7 @@ def fresh_seeds(study: Study) -> list[int]:
 def chosen(study: Study, rows: Rows) -> list[TrialRow]:
     """Return the trials to confirm: frontier trials with a mean quality within the margin of dense.
 
-    At most `MOST`, the best ones by the first objective that is not a quality. Empty if no trial is within the margin.
+    At most `MOST`, the cheapest ones. Empty if no trial is within the margin.
     """
     quality = next(objective for objective in study.objectives if objective.quality is not None)
     measure = quality.quality
@@ -62,7 +64,7 @@ def chosen(study: Study, rows: Rows) -> list[TrialRow]:
         value = row.value(quality.name)
         if row.name is None and value is not None and measure.harm(value, reference) <= measure.margin:
             near.append(row)
-    cost = next((objective for objective in study.objectives if not objective.evaluates), None)
+    cost = cost_among(study.objectives)
     if cost is not None:
         sign = 1 if cost.minimize else -1
         near.sort(key=lambda row: sign * (row.value(cost.name) or 0.0))

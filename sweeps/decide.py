@@ -47,10 +47,10 @@ from raysim.storage.texts import parse_json
 from raysim.sweeps.budget import Budget, duration
 from raysim.sweeps.contenders import Candidate, by_promise, choose, fastest_pair, nested
 from raysim.sweeps.store import Store
-from raysim.sweeps.study import Study, as_toml, check_same
+from raysim.sweeps.study import STUDY, Study, as_toml, check_same
 from raysim.sweeps.study_file import read_study
 
-FILE, SCREEN, STUDY, RACE, COMPUTE = "decision.json", "screen", "study.toml", "race", "compute.json"
+FILE, SCREEN, RACE, COMPUTE = "decision.json", "screen", "race", "compute.json"
 RECORDED_STEPS = 1
 Ended: TypeAlias = Literal["", "priced", "screened", "raced"]
 """The last part that ended."""
@@ -284,6 +284,8 @@ class DecisionState(BaseModel):
                 )
                 del values["seeds"]  # the budget plans them
                 values["screen"] = False  # this was it
+                if self.compute is not None:
+                    values["profile"] = COMPUTE
                 values["base"].setdefault("checkpoint_every_steps", 0)  # and so none of a run that has ended
                 name = f"{config.name}-decision"
                 write_whole(self.store.local / STUDY, tomli_w.dumps({"name": name, **values}).encode())
@@ -314,6 +316,8 @@ class DecisionState(BaseModel):
             raise ConfigError(
                 f"`--budget` {budget.text} is spent: prices and screen took {duration(self.spent_s)}. Give more, and --resume."
             )
+        for name in (STUDY, COMPUTE):
+            self.store.fetch_file(name)
         return read_study(self.store.local / STUDY, budget=budget.text if budget.of_gpus else duration(left_s))
 
     def end(self, sentences: list[str]) -> None:

@@ -267,7 +267,7 @@ class Ledger:
         """Settle the figures of a trial; `partners` are the dense runs to compare its runs with."""
 
         def replay(run: str, transport: str) -> Replay:
-            return results.replay(run, compute=self.study.compute, transport=transport)
+            return results.replay(run, **self.study.pricing, transport=transport)
 
         def replays(transport: str) -> list[tuple[Replay, Replay | None]]:
             dense = {run: replay(partners[run], transport) for run in row.runs if run in partners}

@@ -7,11 +7,12 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from raysim.analysis.data.folders import network_and_transport
 from raysim.config import ConfigError
 from raysim.network.presets import parse_network
+from raysim.network.profile import Profile
 from raysim.network.topology import Network
 from raysim.network.transport import TRANSPORTS, parse_transport
 from raysim.quality import MEASURES, Measure
@@ -23,6 +24,13 @@ if TYPE_CHECKING:
 PRICED = ("step_s", "time_to_target_s")
 DIRECTIONS = ("minimize", "maximize")
 KNOWN = (*(f"{name}_on" for name in MEASURES), "wire_bytes", *(f"{name}@NETWORK" for name in PRICED))
+
+
+class Pricing(TypedDict):
+    """Compute in prices, as replays take it: a clock of the recorded seconds, or a profile."""
+
+    compute: str
+    profile: Profile | None
 
 
 class Figure(NamedTuple):
@@ -163,6 +171,12 @@ def figures(
 def any_priced(objectives: Sequence[Objective]) -> bool:
     """Return whether any objective is a price."""
     return any(objective.transport is not None for objective in objectives)
+
+
+def cost_among(objectives: Sequence[Objective]) -> Objective | None:
+    """Return the objective that orders settings of equal quality: the first price, or else the bytes; None without either."""
+    costs = [each for each in objectives if not each.evaluates]
+    return next((each for each in costs if each.network is not None), next(iter(costs), None))
 
 
 def _measured(objective: Objective, runs: Sequence[Run]) -> Figure:

@@ -27,7 +27,7 @@ from raysim.sweeps.allocation import Allocation, allocate
 from raysim.sweeps.ledger import Ledger
 from raysim.sweeps.search import LedgerSearch, RaceSearch
 from raysim.sweeps.store import Store, find_database_error, find_disk_error
-from raysim.sweeps.study import PARENT, Study
+from raysim.sweeps.study import FILES, PARENT, Study
 from raysim.sweeps.study_checks import check_here
 from raysim.sweeps.trial import TrialSpec
 from raysim.sweeps.trial_rows import Rows, TrialRow
@@ -106,7 +106,7 @@ class Sweep:
     def _check_folder(self) -> None:
         """Raise ConfigError if the folder holds anything but the study to resume."""
         if self.resumed and not self.store.is_unbegun():
-            for name in ("study.toml", "space.py"):
+            for name in FILES:
                 self.store.fetch_file(name)
             self.study = self.study.resumed(self.folder)
         elif not (self.store.is_empty() or self.store.is_unbegun()):
@@ -249,7 +249,7 @@ class Sweep:
             out=self._out,
             objectives=self.study.objectives,
             engine=row.engine,
-            compute=self.study.compute,
+            pricing=self.study.pricing,
             bundles=self.allocation.share.bundles(config, row.engine),
             watched=row.name is None,
             screens=self.study.screens,
@@ -320,7 +320,7 @@ class Sweep:
         """Copy the rows to the bucket, and sqlite now and then; the rows first, since they are authoritative."""
         if not self.store.remote:
             return
-        for name in ("study.toml", "space.py", "trials.parquet", "race.parquet"):
+        for name in (*FILES, "trials.parquet", "race.parquet"):
             if (self.folder / name).is_file():
                 self.store.send(name)
         if always or time.monotonic() - self._sent > SEND_S:

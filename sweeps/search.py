@@ -264,7 +264,7 @@ class RaceSearch(LedgerSearch):
         """Return each trial's cost of a step, by its first seed."""
         study = self.ledger.study
         runs = [self._run_of(trial, self.ledger.rows[trial].seeds[0]) for trial in trials]
-        return dict(zip(trials, step_costs(study.objectives, runs, study.compute, study.modules), strict=True))
+        return dict(zip(trials, step_costs(study.objectives, runs, study.pricing, study.modules), strict=True))
 
     def _next_tasks(self) -> list[RunPart]:
         """Return the parts of the next round, planning first if there is a budget."""
@@ -352,13 +352,13 @@ class RaceSearch(LedgerSearch):
         rounds, study = self.rounds, self.ledger.study
         dense = [self._run_of(rounds.dense, seed) for seed in rounds.trained_seeds(rounds.dense, least=1.0)]
         runs, harm = [self._run_of(row.trial, seed) for seed in row.seeds], rounds.left[row.trial].harm
-        return forecast_values(study.objectives, runs, dense, rounds.measure, harm, study.compute, study.modules)
+        return forecast_values(study.objectives, runs, dense, rounds.measure, harm, study.pricing, study.modules)
 
     def _finish(self, row: TrialRow) -> None:
         """End the row of a trial trained on all of its seeds."""
         study, seconds = self.ledger.study, self._seconds(row)
         runs = [self._run_of(row.trial, seed) for seed in row.seeds]
-        outcome = finished_outcome(study.objectives, runs, study.compute, study.modules, seconds)
+        outcome = finished_outcome(study.objectives, runs, study.pricing, study.modules, seconds)
         if row.ended:
             row.figures, row.seconds = outcome.figures, outcome.seconds
             self.ledger.rows.write()

@@ -20,14 +20,16 @@ from pydantic import BaseModel, ConfigDict, Field
 from raysim.config import ConfigError, RunConfig, as_row, keys_of, make_config
 from raysim.config.identity import DENSE_SETTING, Setting, as_text
 from raysim.config.reading import merge
+from raysim.network.profile import Profile
 from raysim.plugins import modules_in
 from raysim.storage.files import read_text, write_whole
 from raysim.storage.texts import LARGEST_TOML, parse_toml
 from raysim.sweeps.budget import Budget
-from raysim.sweeps.objectives import Constraint, Objective, any_priced, as_mapping
+from raysim.sweeps.objectives import Constraint, Objective, Pricing, any_priced, as_mapping
 from raysim.sweeps.space import Choice, Space, SpaceFunction, grid_points, random_points
 
 DRAWS = 200  # points of the space drawn to find values that are never valid
+STUDY, SPACE, PROFILE = FILES = ("study.toml", "space.py", "profile.json")
 CHANGEABLE = {
     "screen",
     "trials",
@@ -94,6 +96,8 @@ class Study:
     space: SpaceFunction
     source: str | None = None
     """The text of the Python file that holds the space."""
+    profile: Profile | None = None
+    """Compute in prices; None for the recorded."""
     confirm: int = 0
     """Number of fresh seeds on which the choice is confirmed; 0 for none."""
     race: RaceTerms | None = None
@@ -134,6 +138,11 @@ class Study:
         if self.branches is None:
             return overrides
         return {**overrides, "start": trial.suggest_categorical("start", self.starts)}
+
+    @property
+    def pricing(self) -> Pricing:
+        """The source of compute in prices."""
+        return {"compute": self.compute, "profile": self.profile}
 
     @property
     def screens(self) -> bool:
@@ -263,7 +272,8 @@ class Study:
             "budget": self.budget and self.budget.text,
             "branches": self.branches and vars(self.branches),
             "screen": None if self.screen else False,
-            "space": "space.py",
+            "space": SPACE,
+            "profile": self.profile and PROFILE,
         }
         for parts in ("objectives", "constraints", "baselines"):
             values[parts] = [as_mapping(part) for part in values[parts]]
@@ -272,10 +282,15 @@ class Study:
         return {key: value for key, value in as_toml(values).items() if value not in (None, [], {})}
 
     def write(self, folder: Path) -> None:
-        """Write `study.toml` atomically into its folder, and the Python source beside it."""
-        if self.source is not None:
-            write_whole(folder / "space.py", self.source.encode())
-        write_whole(folder / "study.toml", tomli_w.dumps(self.as_mapping()).encode())
+        """Write `study.toml` atomically into its folder, and the files that it names."""
+        for name, content in self._files().items():
+            write_whole(folder / name, content)
+        write_whole(folder / STUDY, tomli_w.dumps(self.as_mapping()).encode())
+
+    def _files(self) -> dict[str, bytes]:
+        """Return the files that `study.toml` names."""
+        files = {} if self.source is None else {SPACE: self.source.encode()}
+        return files if self.profile is None else files | {PROFILE: self.profile.as_json()}
 
     def resumed(self, folder: Path) -> Study:
         """Return the study with the plan of its budget in `folder`; raises ConfigError, by field, if the study there differs.
@@ -283,9 +298,9 @@ class Study:
         Budget and jobs may change.
         """
         try:
-            old = parse_toml(read_text(folder / "study.toml", LARGEST_TOML))
+            old = parse_toml(read_text(folder / STUDY, LARGEST_TOML))
         except (OSError, ValueError) as error:
-            raise ConfigError(f"Nothing to resume: {folder / 'study.toml'} cannot be read ({error}).") from None
+            raise ConfigError(f"Nothing to resume: {folder / STUDY} cannot be read ({error}).") from None
         seeds, planned = old.get("seeds", []), old.get("planned_seeds")
         if planned is None and self.budget is not None and seeds and list(self.seeds[: len(seeds)]) == seeds:
             study = replace(self, seeds=tuple(seeds))  # written before there were `planned_seeds`
@@ -294,8 +309,9 @@ class Study:
         new = study.as_mapping()
         for key in sorted((old.keys() | new.keys()) - CHANGEABLE):
             check_same(key, old.get(key), new.get(key))
-        if self.source is not None and _text(folder / "space.py") != self.source:
-            raise ConfigError(f"The Python file of the study must be unchanged, but {folder / 'space.py'} differs.")
+        for name, content in self._files().items():
+            if _text(folder / name) != content.decode():
+                raise ConfigError(f"The files of the study must be unchanged, but {folder / name} differs.")
         return study
 
 

@@ -104,6 +104,12 @@ def check_trials(study: Study) -> None:
     _check_draws(study)
     for baseline in study.baselines:
         _check_baseline(study, baseline)
+    if study.profile is not None:
+        try:
+            for config in study.configs:
+                study.profile.check_run(config.stages, config.microbatch_size)
+        except ValueError as error:
+            raise ConfigError(str(error)) from None
     if study.confirm:
         if study.confirm < MIN_SEEDS:
             raise ConfigError(f"`confirm` must be 0 or at least {MIN_SEEDS} seeds, but got {study.confirm}.")

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError, 
 
 from raysim.config import ConfigError, apply_override, make_config, read_source
 from raysim.config.reading import find_data, first_error
+from raysim.network.profile import Profile
 from raysim.notation import known_words
 from raysim.storage.files import read_text
 from raysim.storage.texts import parse_toml
@@ -72,6 +73,8 @@ class StudyKeys(BaseModel):
     """Trials at once; by default as many as there are CPUs for, one per stage."""
     compute: Literal["auto", "cpu", "wall"] = "auto"
     """Seconds of compute in prices: of the CPU, of the wall clock, or by the kind of device (auto)."""
+    profile: str | None = None
+    """A file of `raysim profile` whose compute takes the place of the recorded in prices."""
     objectives: list[InstanceOf[Objective]] = Field(min_length=1)
     """Names, such as step_s@1gbps or step_s@1gbps/nccl, or tables of name, direction, target and mode."""
     constraints: list[InstanceOf[Constraint]] = []
@@ -249,6 +252,7 @@ def _make(file: _File, overrides: Sequence[str]) -> Study:
         "budget": None if keys.budget is None else Budget.parse(keys.budget, keys.price_per_hour),
         "space": space,
         "source": file.python,
+        "profile": None if keys.profile is None else _profile(file.folder / keys.profile),
     }
     study = Study(**same | {part: tuple(getattr(keys, part)) for part in PARTS} | resolved)
     if keys.branches is not None:
@@ -256,6 +260,13 @@ def _make(file: _File, overrides: Sequence[str]) -> Study:
         check_branches(study, keys.branches.steps)
     check_fields(study)
     return study
+
+
+def _profile(path: Path) -> Profile:
+    try:
+        return Profile.load(path)
+    except ValueError as error:
+        raise ConfigError(str(error)) from None
 
 
 def _at_points(study: Study) -> Iterator[Baseline]:

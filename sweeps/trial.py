@@ -31,7 +31,7 @@ from raysim.quality import Measure
 from raysim.records import RecordsError, Run
 from raysim.screening.verdicts import HOPELESS, why_hopeless
 from raysim.storage.files import is_locked
-from raysim.sweeps.objectives import Figure, Objective, any_priced, figures
+from raysim.sweeps.objectives import Figure, Objective, Pricing, any_priced, cost_among, figures
 from raysim.sweeps.store import Store, find_disk_error
 from raysim.sweeps.warm_engine import ResourcesLostError, WarmActors, WarmEngine
 from raysim.training.checkpoint import checkpoints
@@ -60,7 +60,7 @@ class TrialSpec:
     """The study's folder, as every node finds it, or its bucket."""
     objectives: tuple[Objective, ...] = field(repr=False)
     engine: str
-    compute: str
+    pricing: Pricing = field(repr=False)
     bundles: list[dict[str, float]] = field(repr=False)
     """The reservation in Ray: see `Share.bundles`."""
     watched: bool = True
@@ -170,7 +170,7 @@ class SweepTrial(tune.Trainable):
                 break
         if status == "finished" and spec.objectives:
             modules = modules_in(repr(spec.config.flat()))
-            outcome = finished_outcome(spec.objectives, runs, spec.compute, modules, seconds)
+            outcome = finished_outcome(spec.objectives, runs, spec.pricing, modules, seconds)
         else:
             outcome = TrialOutcome(status, seconds, error, {})
         yield {"done": True, "outcome": outcome}
@@ -239,7 +239,7 @@ class SweepTrial(tune.Trainable):
 
 
 def trial_figures(
-    objectives: Sequence[Objective], runs: Sequence[Run], compute: str, modules: Collection[str]
+    objectives: Sequence[Objective], runs: Sequence[Run], pricing: Pricing, modules: Collection[str]
 ) -> dict[str, Figure]:
     """Return every objective of a trial. Prices are preliminary, pooled with the runs finished on this machine, until the study ends.
 
@@ -250,7 +250,7 @@ def trial_figures(
     pooled = list[Replay]()
     if any_priced(objectives):
         with trusting(*modules):
-            pooled = beside(runs, most=POOLED_RUNS, compute=compute)
+            pooled = beside(runs, most=POOLED_RUNS, **pricing)
 
     def replays(transport: str) -> list[tuple[Replay, None]]:
         return [(Replay(each.recording, costs=each.costs, transport=transport), None) for each in pooled]
@@ -259,27 +259,27 @@ def trial_figures(
 
 
 def finished_outcome(
-    objectives: Sequence[Objective], runs: Sequence[Run], compute: str, modules: Collection[str], seconds: float
+    objectives: Sequence[Objective], runs: Sequence[Run], pricing: Pricing, modules: Collection[str], seconds: float
 ) -> TrialOutcome:
     """Return the outcome of a trial trained to its end: failed if its steps cannot be priced."""
     try:
-        return TrialOutcome("finished", seconds, None, trial_figures(objectives, runs, compute, modules))
+        return TrialOutcome("finished", seconds, None, trial_figures(objectives, runs, pricing, modules))
     except ValueError as error:  # ReplayError among them
         return TrialOutcome("failed", seconds, str(error), {})
 
 
 def step_costs(
-    objectives: Sequence[Objective], runs: Sequence[Run], compute: str, modules: Collection[str]
+    objectives: Sequence[Objective], runs: Sequence[Run], pricing: Pricing, modules: Collection[str]
 ) -> list[float]:
-    """Return the cost of a step of each run: its price or bytes, as in the first such objective; 0 without one."""
+    """Return the cost of a step of each run: its price, or its bytes if no objective is a price; 0 without either."""
     from raysim.analysis import ReplayError, in_company
 
-    cost = next((each for each in objectives if not each.evaluates), None)
+    cost = cost_among(objectives)
     if cost is None:
         return [0.0] * len(runs)
     if cost.network is not None:
         with suppress(ReplayError), trusting(*modules):  # no profiled step yet: bytes are known at once
-            replays = in_company(runs, compute=compute, transport=cost.transport)
+            replays = in_company(runs, **pricing, transport=cost.transport)
             return [replay.step_s([cost.network])[0].value for replay in replays]
     return [float(run.steps["wire_bytes"].mean()) for run in runs]
 
@@ -290,7 +290,7 @@ def forecast_values(
     dense: Sequence[Run],
     measure: Measure,
     harm: float,
-    compute: str,
+    pricing: Pricing,
     modules: Collection[str],
 ) -> list[float]:
     """Extrapolate the objectives of unfinished `runs` to whole runs; empty if one is unknown.
@@ -299,7 +299,7 @@ def forecast_values(
     """
     priced_ones = tuple(each for each in objectives if each.network is not None)
     try:
-        known = trial_figures(priced_ones, runs, compute, modules) if priced_ones else {}
+        known = trial_figures(priced_ones, runs, pricing, modules) if priced_ones else {}
     except ValueError:  # ReplayError among them: no step is profiled yet
         return []
     values: list[float | None] = []

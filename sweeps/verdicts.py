@@ -27,7 +27,7 @@ from raysim.network.presets import parse_network
 from raysim.quality import Measure, measures_of
 from raysim.records import Run
 from raysim.sweeps.confirm import chosen_trials
-from raysim.sweeps.objectives import Figure, Objective
+from raysim.sweeps.objectives import Figure, Objective, Pricing
 from raysim.sweeps.progress import format_figure
 from raysim.sweeps.trial_rows import TrialRow, best_trials
 from raysim.units import plural
@@ -64,7 +64,7 @@ def show_result(sweep: Sweep) -> None:
     if failed:
         say(_learned_nothing(failed, sweep))
     if sweep.results is not None:
-        _show_verdicts(console, sweep.results, sweep.study.compute)
+        _show_verdicts(console, sweep.results, sweep.study.pricing)
     say(_counts(sweep))
     for line in sweep.search.summary():
         say(line)
@@ -90,7 +90,7 @@ def sweep_figures(sweep: Sweep) -> dict[str, Any]:
     verdicts = []
     if len(results) and sweep.study.branches is None:
         network = parse_network(results.network_of(results.runs["study"].dropna()))
-        for job in gather(results, [network], sweep.study.compute).jobs:
+        for job in gather(results, [network], **sweep.study.pricing).jobs:
             settings = [
                 {"setting": setting.name, "verdict": setting.verdict or None, "seeds": setting.seeds}
                 for setting in job.settings
@@ -187,12 +187,12 @@ def _learned_nothing(failed: Sequence[TrialRow], sweep: Sweep) -> str:
     )
 
 
-def _show_verdicts(console: Console, results: analysis.Results, compute: str, *, code: bool = False) -> None:
+def _show_verdicts(console: Console, results: analysis.Results, pricing: Pricing, *, code: bool = False) -> None:
     """Print the verdict of the report on each job, on the network and transport of the study; `code`: with lines to adopt it."""
     say = partial(console.print, soft_wrap=True)
     network = parse_network(results.network_of(results.runs["study"].dropna()))
     name = repr(network)
-    jobs = gather(results, [network], compute).jobs
+    jobs = gather(results, [network], **pricing).jobs
     for job in jobs:
         title = f"{job.title}: " if len(jobs) > 1 else ""
         say(f"{title}{answer_for(job, name).text}".replace("`", ""))
@@ -239,7 +239,7 @@ def show_confirmation(sweep: Sweep | None) -> None:
         table.add_row(row["setting"], *figures, f"{row['verdict']}{f' ({why})' if why else ''}")
     console.print(table)
     say(RULE)
-    _show_verdicts(console, results, sweep.study.compute, code=True)
+    _show_verdicts(console, results, sweep.study.pricing, code=True)
     say(f"The choice for every network, with figures: `{shlex.join(['raysim', 'report', out])}`.")
 
 

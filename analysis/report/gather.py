@@ -18,6 +18,7 @@ from raysim.analysis.runs.estimates import Estimate
 from raysim.analysis.runs.results import Results
 from raysim.config.identity import DENSE_SETTING, Setting, as_text
 from raysim.network.costs import Expected, FleetCosts
+from raysim.network.profile import Profile
 from raysim.network.topology import Network
 from raysim.quality import Measure
 
@@ -29,7 +30,7 @@ def gather(
     results: Results,
     networks: Iterable[Network],
     compute: str = "auto",
-    profile: Path | str | None = None,
+    profile: Profile | Path | str | None = None,
     *,
     first: str | None = None,
     transport: str | None = None,

@@ -172,7 +172,8 @@ class Costs:
                 kind[2] == "W" for recording in self.recordings for kind in recording.work.kinds if kind[0] == "compute"
             )
             row = self.recordings[0].row
-            given.check_microbatches(int(row["batch_size"]) // int(row["num_microbatches"] * row["num_replicas"]))
+            samples = int(row["batch_size"]) // int(row["num_microbatches"] * row["num_replicas"])
+            given.check_run(self.recordings[0].num_stages, samples)
             if split and given.compute_s.shape[2] == 2:
                 raise ReplayError(
                     "`profile` times each backward as a whole, but these runs compute weight gradients separately. Record the profile "
@@ -180,11 +181,6 @@ class Costs:
                 )
         except ValueError as error:
             raise ReplayError(str(error)) from None
-        stages = self.recordings[0].num_stages
-        if given.num_stages != stages:
-            raise ReplayError(
-                f"`profile` must be of {stages} stages, as the runs that it prices, but got {given.num_stages}."
-            )
         return given
 
     def _of_profile(self, kind: Kind) -> float:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from raysim.analysis.data.recording import Recording
     from raysim.analysis.runs.job_costs import Costs
     from raysim.analysis.runs.step import Replay
+    from raysim.network.profile import Profile
 
 USUAL_NETWORK = "1gbps"  # if neither the caller nor a study names one
 
@@ -107,7 +108,12 @@ class Results:
         return Results(self.folders, contents, kept, self.keys, self.problems, self._pool)
 
     def replay(
-        self, run: str, *, compute: str = "auto", profile: Path | str | None = None, transport: str = USUAL_TRANSPORT
+        self,
+        run: str,
+        *,
+        compute: str = "auto",
+        profile: Profile | Path | str | None = None,
+        transport: str = USUAL_TRANSPORT,
     ) -> Replay:
         """Return a run ready to be priced, with the costs of all loaded runs of its job, selected or not.
 
@@ -283,10 +289,10 @@ class RunPool:
         self._problems = problems
         self._recordings: dict[str, dict[str, Recording]] = {}
         self._refused: dict[str, str] = {}
-        self._costs: dict[tuple[str, str, str | None], Costs] = {}
-        self._replays: dict[tuple[str, str, str | None, str], Replay] = {}
+        self._costs: dict[tuple[str, str, str | Profile | None], Costs] = {}
+        self._replays: dict[tuple[str, str, str | Profile | None, str], Replay] = {}
 
-    def replay(self, run: str, compute: str, profile: Path | str | None, transport: str) -> Replay:
+    def replay(self, run: str, compute: str, profile: Profile | Path | str | None, transport: str) -> Replay:
         """Return a run ready to be priced; raises ReplayError if it cannot be."""
         from raysim.analysis.runs.job_costs import Costs
         from raysim.analysis.runs.step import Replay
@@ -294,7 +300,7 @@ class RunPool:
         recordings = self._read(compute)
         if run not in recordings:
             raise ReplayError(self._refused.get(run, f"The run {run} cannot be priced: it is not over."))
-        named = None if profile is None else str(profile)
+        named = str(profile) if isinstance(profile, Path) else profile
         key, basis = (run, compute, named, transport), (recordings[run].job, compute, named)
         if basis not in self._costs:
             self._costs[basis] = Costs([other for other in recordings.values() if other.job == basis[0]], profile)

@@ -195,6 +195,14 @@ class Profile:
                 "record it again with the same `batch_size` and `num_microbatches`."
             )
 
+    def check_run(self, num_stages: int, samples: int) -> None:
+        """Raise ValueError if the profile cannot price a run of `num_stages` with microbatches of so many samples."""
+        self.check_microbatches(samples)
+        if self.num_stages != num_stages:
+            raise ValueError(
+                f"`profile` must be of {num_stages} stages, as the runs that it prices, but got {self.num_stages}."
+            )
+
     def with_packets_of(self, other: Profile) -> Profile:
         """Return these costs with the transfers and codec times of `other`: the same model under another compressor."""
         taken = ("decode_s", "encode_s", "wire_bytes", "dense_bytes", "method_s", "transfers")
@@ -261,15 +269,19 @@ class Profile:
             changed[name] = np.concatenate([joint, third], axis=2)
         return replace(self, **changed)
 
-    def save(self, path: Path | str) -> None:
-        """Write the profile as JSON without its transport; `load` restores the rest exactly."""
+    def as_json(self) -> bytes:
+        """Return the profile without its transport, as `save` writes it."""
         content: dict[str, Any] = {"format": FORMAT}
         for item in fields(self):
             value = getattr(self, item.name)
             if item.name != "transport" and not (item.name == "cpu_s" and np.isnan(value).all()):
                 content[item.name] = value.tolist() if isinstance(value, np.ndarray) else value
+        return json.dumps(content, allow_nan=False).encode()
+
+    def save(self, path: Path | str) -> None:
+        """Write the profile as JSON without its transport; `load` restores the rest exactly."""
         with output_file(Path(path)) as file:
-            file.write(json.dumps(content, allow_nan=False).encode())
+            file.write(self.as_json())
 
     @classmethod
     def load(cls, path: Path | str) -> Profile:

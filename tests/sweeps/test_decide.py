@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from raysim import limits
+from raysim import limits, train
+from raysim.analysis import Replay
 from raysim.cli import app
 from raysim.cli.decide import show_candidates
 from raysim.config import ConfigError, make_config
@@ -21,9 +22,11 @@ from raysim.network.step_times import Lognormal
 from raysim.network.topology import FREE
 from raysim.replication.local import LocalSteps
 from raysim.screening.candidates import SUMS, canonical, every
+from raysim.sweeps.budget import Budget
 from raysim.sweeps.conclusion import fastest_words
 from raysim.sweeps.contenders import MOST, Candidate, by_promise, choose
 from raysim.sweeps.decide import DecisionState, Question
+from raysim.sweeps.trial import step_costs, trial_figures
 
 KEYS = {"name": "small", "data": "digits", "model": "mlp", "num_stages": 3, "num_microbatches": 2, "batch_size": 16}
 RUN = ["digits-cnn", "model=mlp", "num_stages=3", "num_microbatches=2", "steps=4", "evaluate_every_steps=4"]
@@ -204,6 +207,26 @@ def test_a_race_without_a_trained_setting_names_the_fastest_one():
     )
     assert fastest_words([mild]).endswith("is 2.00 times as fast and changes the loss by +0.01 at once.")
     assert not fastest_words([Candidate(Setting("Sign"))])
+
+
+def test_race_of_a_decision_is_priced_on_its_device_on_any_machine(tmp_path, buckets, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "one"))
+    tried = Setting("TopK(0.1)", "TopK(0.1)")
+    question = Question({**KEYS, "steps": 4}, parse_network(SLOW), device="T4", tried=(tried,))
+    out = f"{buckets.make()}/decision"
+    decision = DecisionState.begin(question, out, resume=False)
+    with decision.locked():
+        decision.price(lambda _: None)
+        decision.screen(lambda _: None)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "other"))
+    study = DecisionState.begin(question, out, resume=True).study(Budget.parse("1h"))
+    run = train(study.config(study.overrides_at(study.grid[0])), engine="inline", out=tmp_path / "run")
+    objective = next(each for each in study.objectives if each.kind == "step_s")
+    (step,) = Replay(run, profile=decision.compute, transport=objective.transport).step_s([objective.network])
+    (own,) = Replay(run, transport=objective.transport).step_s([objective.network])
+    assert step.value != own.value
+    assert step_costs(study.objectives, [run], study.pricing, ()) == [step.value]
+    assert trial_figures(study.objectives, [run], study.pricing, ())[objective.name].value == step.value
 
 
 @pytest.mark.slow

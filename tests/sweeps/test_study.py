@@ -6,6 +6,7 @@ from typer.testing import CliRunner
 
 from raysim.cli import app
 from raysim.config import ConfigError
+from raysim.network.profile import Profile
 from raysim.quality import MEASURES
 from raysim.sweeps.objectives import Objective
 from raysim.sweeps.study import Study
@@ -77,8 +78,28 @@ def test_a_study_in_python_is_a_dict_and_a_function(tmp_path):
     assert read_study(folder / "study.toml").as_mapping() == study.as_mapping()
     study.resumed(folder)
     path.write_text(PYTHON.replace("2, 4", "2, 5"))
-    with pytest.raises(ConfigError, match="The Python file of the study must be unchanged"):
+    with pytest.raises(ConfigError, match=r"The files of the study must be unchanged, but .*space\.py differs"):
         read_study(path).resumed(folder)
+
+
+def test_a_profile_lies_beside_the_study_and_may_not_change(tmp_path):
+    path, profile = write_study(tmp_path, profile="mine.json"), tmp_path / "mine.json"
+    Profile.uniform(2, 0.001, 0.002, source="one").save(profile)
+    study = read_study(path)
+    folder = tmp_path / "out"
+    folder.mkdir()
+    study.write(folder)
+    again = read_study(folder / "study.toml")
+    assert again.as_mapping() == study.as_mapping()
+    assert again.profile is not None
+    assert again.profile.as_json() == profile.read_bytes()
+    study.resumed(folder)
+    Profile.uniform(2, 0.002, 0.002, source="one").save(profile)
+    with pytest.raises(ConfigError, match=r"The files of the study must be unchanged, but .*profile\.json differs"):
+        read_study(path).resumed(folder)
+    Profile.uniform(3, 0.001, 0.002).save(profile)
+    with pytest.raises(ConfigError, match="`profile` must be of 2 stages, as the runs that it prices, but got 3"):
+        read_study(path)
 
 
 def test_overrides_change_the_base(tmp_path):
@@ -198,6 +219,7 @@ def test_the_notation_is_canonical_and_leaves_out_the_seed(tmp_path):
         ({"space": None}, "`space` must be a table of keys and what they may be, but got none."),
         ({"jobs": 0}, "`jobs` must be at least 1, but got 0."),
         ({"name": "a/b"}, "`name` must match pattern"),
+        ({"profile": "none.json"}, "none.json' must be readable, but: No such file or directory."),
         ({"compute": "gpu"}, "`compute` must be 'auto', 'cpu' or 'wall', but got 'gpu'."),
     ],
 )
