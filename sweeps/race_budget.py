@@ -291,6 +291,9 @@ class RaceBudget:
         counts |= {"safe": len(rounds.safe), "failed": len(rounds.failed), "hopeless at once": len(rounds.at_once)}
         counts["failed"] -= counts["hopeless at once"]
         running, undecided = rounds.running, rounds.undecided
+        if rounds.race.at_chance:  # more seeds would decide nothing
+            counts[WORDS["chance"]] += len(running)
+            running = []
         decided = ", ".join(f"{count} {word}" for word, count in sorted(counts.items()) if count) or "nothing"
         cause = "The budget ended the race: " if running else ""
         end = f"{cause}{self.spent} of {self.spending.budget.text} spent. Decided: {decided}. "

@@ -1,6 +1,7 @@
 """The budget of a race: its forms, plans that are made again as it goes, and what it leaves open."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -74,6 +75,20 @@ def test_what_all_seeds_left_undecided_is_named_with_the_seeds_that_would_decide
     assert rounds.undecided == [1]
     assert lines[0] == f"Undecided: trial 1, TopK(0.1): harm {harm} % of loss on 3 seeds; {end}"
     assert "Undecided on all seeds: 1 setting. Open: 0 settings." in lines[-1]
+
+
+def test_settings_that_wait_beside_a_dense_model_near_chance_would_not_be_decided_by_more(tmp_path, few_simulations):
+    lines = {}
+    for at_chance in (False, True):
+        (folder := tmp_path / str(at_chance)).mkdir()
+        rounds, _ = budget_race(folder, 6, {1: 0.0, 2: 0.0})
+        rounds.waiting = {2}
+        rounds.race = replace(rounds.race, at_chance=at_chance)
+        lines[at_chance] = rounds.budget.summary()
+    assert any(line.startswith("Open: trial 2, T2, not begun: its") for line in lines[False])
+    assert "add `--resume" in lines[False][-1]
+    (line,) = lines[True]
+    assert line.endswith("Decided: 2 left beside a dense model near chance. Open: 0 settings.")
 
 
 def plans_of(rounds):
