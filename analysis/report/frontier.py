@@ -97,7 +97,7 @@ def _frontier(job: JobRuns, mode: str, network: str) -> list[Any]:
                 network,
                 text=[f" {number} " for number in numbers],  # as in the table
                 textposition=[SIDES[int(number or 0) % len(SIDES)] for number in numbers],
-                textfont={"size": 11, "color": look.colour},
+                textfont={"color": look.colour, "size": 11},
             )
         )
     front = job.fronts[network][mode]

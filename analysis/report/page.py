@@ -10,16 +10,13 @@ import html
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
 from raysim.analysis.data.folders import USUAL_TRANSPORT
 from raysim.analysis.report.words import FORMATS, measure_text
 from raysim.quality import Measure
-
-if TYPE_CHECKING:
-    import plotly.graph_objects as go
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A5C00")
 """Distinct for the colour-blind (Okabe and Ito 2008); the page brightens them, grey and black in dark mode."""
@@ -28,6 +25,9 @@ SYMBOLS = ("circle", "square", "diamond", "triangle-up", "cross", "x", "triangle
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot", "solid")
 HATCHES = dict(zip(SYMBOLS, ("", "/", "x", "-", "\\", "+", "."), strict=True))  # of a bar
 NOTATIONS = ("setting", "candidate", "forward", "backward", "codec", "method")  # columns of code
+
+
+Trace = Mapping[str, Any]
 
 
 def on_network(value: Any, network: str) -> Any:
@@ -75,12 +75,12 @@ class Table:
 
 
 class Panel(NamedTuple):
-    """One pair of axes and its plotly traces; `level`: the height of a dashed line, the dense baseline."""
+    """One pair of axes and its traces, as plotly's JSON; `level`: the height of a dashed line, the dense baseline."""
 
     title: str
     x: Mapping[str, Any]
     y: Mapping[str, Any]
-    traces: Sequence[go.Scatter | go.Bar]
+    traces: Sequence[Trace]
     level: float | None = None
     height: int = 330
 
@@ -96,8 +96,8 @@ class Chart:
     panels: Sequence[Panel]
     columns: int = 2
 
-    def figure(self, columns: int) -> go.Figure:
-        """Return the figure with its panels in rows of `columns`, and the traces of all networks."""
+    def layout(self, columns: int) -> dict[str, Any]:
+        """Return plotly's layout with the panels in rows of `columns`."""
         from plotly.subplots import make_subplots
 
         columns = min(columns, len(self.panels))
@@ -110,23 +110,33 @@ class Chart:
             row_heights=heights,
             vertical_spacing=85 / sum(heights) if len(rows) > 1 else None,
         )
-        seen: set[tuple[str, Any]] = set()
         for i, panel in enumerate(self.panels):
             place = {"row": i // columns + 1, "col": i % columns + 1}
-            for trace in panel.traces:
-                figure.add_trace(trace, **place)
-                figure.data[-1].showlegend = not {(trace.name, None), (trace.name, trace.meta)} & seen
-                seen.add((trace.name, trace.meta))
             figure.update_xaxes({**panel.x, "title": plotly_text(panel.x["title"])}, **place)
             figure.update_yaxes({**panel.y, "title": plotly_text(panel.y["title"])}, **place)
-            if panel.level is not None and math.isfinite(panel.level):
-                figure.add_hline(panel.level, line={"color": BLACK, "width": 1, "dash": "dash"}, layer="below", **place)
+            if panel.traces and panel.level is not None and math.isfinite(panel.level):
+                line = {"color": BLACK, "width": 1, "dash": "dash"}
+                figure.add_hline(panel.level, line=line, layer="below", exclude_empty_subplots=False, **place)
         figure.update_annotations(font_size=13)
+        traces = [trace for panel in self.panels for trace in panel.traces]
         legend = {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0}
-        figure.update_layout(height=sum(heights) + 60, legend=legend, showlegend=len({name for name, _ in seen}) > 1)
-        spans = any(trace.orientation == "h" for panel in self.panels for trace in panel.traces)
+        names = {trace["name"] for trace in traces}
+        figure.update_layout(height=sum(heights) + 60, legend=legend, showlegend=len(names) > 1)
+        spans = any("base" in trace for trace in traces)
         figure.update_layout(margin={"t": 30, "b": 10, "l": 10, "r": 14}, barmode="overlay" if spans else "group")
-        return figure
+        return figure.layout.to_plotly_json()
+
+    def data(self) -> list[dict[str, Any]]:
+        """Return the traces of all networks with their axes, each name once in the legend of a network."""
+        seen: set[tuple[str, Any]] = set()
+        placed = []
+        for i, panel in enumerate(self.panels, start=1):
+            axes = {f"{name}axis": name if i == 1 else f"{name}{i}" for name in "xy"}
+            for trace in panel.traces:
+                name, network = trace["name"], trace.get("meta")
+                placed.append({**trace, **axes, "showlegend": not {(name, None), (name, network)} & seen})
+                seen.add((name, network))
+        return placed
 
     def table(self, network: str | None = None) -> pd.DataFrame:
         """Return the drawn points as rows, for one network or for all; columns are named by the axes."""
@@ -135,22 +145,19 @@ class Chart:
 
 def _points(panel: Panel, network: str | None) -> Iterator[dict[str, Any]]:
     for trace in panel.traces:
-        if network is not None and trace.meta not in (None, network):
+        if network is not None and trace.get("meta") not in (None, network):
             continue
-        spans = trace.type == "bar" and trace.base is not None
-        values: dict[str, Any] = {
-            panel.x["title"]: trace.base if spans else trace.x,
-            panel.y["title"] or "lane": trace.y,
-        }
-        values |= {"duration": trace.x} if spans else {}
-        values |= {"sd": trace.error_y.array} if trace.error_y.array is not None else {}
-        labels = trace.hovertext
-        for i in range(len(trace.y)):
+        xs, ys, base = trace["x"], trace["y"], trace.get("base")
+        values: dict[str, Any] = {panel.x["title"]: xs if base is None else base, panel.y["title"] or "lane": ys}
+        values |= {} if base is None else {"duration": xs}
+        values |= {"sd": trace["error_y"]["array"]} if "error_y" in trace else {}
+        labels = trace.get("hovertext")
+        for i in range(len(ys)):
             row = {name: column[i] for name, column in values.items()}
-            if None in (trace.x[i], trace.y[i]):
+            if None in (xs[i], ys[i]):
                 continue
             label = labels if isinstance(labels, str) or labels is None else labels[i]
-            first = {"panel": panel.title, "series": trace.name, "network": trace.meta or "", "label": label or ""}
+            first = {"panel": panel.title, "series": trace["name"], "network": trace.get("meta", ""), "label": label or ""}
             yield {name: html.unescape(v) if isinstance(v, str) else v for name, v in (first | row).items()}
 
 
@@ -268,23 +275,20 @@ def scatter_trace(
     errors: Iterable[Any] | None = None,
     network: str | None = None,
     **options: Any,
-) -> go.Scatter:
+) -> Trace:
     """Return a trace of points or lines; `labels` are shown over each point, `errors` are standard deviations."""
-    import plotly.graph_objects as go
-
     size = 6 if look.faint else 13 if look.symbol == "star" else 9
-    return go.Scatter(
-        name=plotly_text(name),
-        legendgroup=plotly_text(name),
-        x=finite(x),
-        y=finite(y),
+    colour = {"color": look.colour}
+    return _trace(
+        "scatter",
+        name,
+        x,
+        y,
         mode=mode,
-        marker={"color": look.colour, "symbol": look.symbol, "size": size},
-        line={"color": look.colour, "dash": look.dash, "width": 1 if look.faint else 2, **options.pop("line", {})},
+        marker=colour | {"size": size, "symbol": look.symbol},
+        line={**colour, "dash": look.dash, **options.pop("line", {}), "width": 1 if look.faint else 2},
         opacity=0.5 if look.faint else 1,
-        error_y={"array": finite(errors), "color": look.colour, "thickness": 1, "width": 0}
-        if errors is not None
-        else None,
+        error_y=None if errors is None else {"array": finite(errors), **colour, "thickness": 1, "width": 0},
         hovertext=plotly_text(labels) if isinstance(labels, str) else [plotly_text(label) for label in labels],
         hoverinfo="x+y+text" if labels else "x+y+name",
         meta=network,
@@ -295,27 +299,26 @@ def scatter_trace(
 
 def bar_trace(
     name: str, x: Iterable[Any], y: Iterable[Any], look: Style, labels: Sequence[str] = (), **options: Any
-) -> go.Bar:
+) -> Trace:
     """Return a trace of bars; of spans from `base` with `orientation="h"`."""
-    import plotly.graph_objects as go
-
-    pattern = {
-        "shape": HATCHES.get(look.symbol, ""),
-        "fgcolor": "#FFFFFF",
-        "bgcolor": look.colour,
-        "size": 6,
-        "solidity": 0.2,
-    }
-    return go.Bar(
-        name=plotly_text(name),
-        legendgroup=plotly_text(name),
-        x=finite(x),
-        y=finite(y),
+    shape = HATCHES.get(look.symbol, "")
+    pattern = {"bgcolor": look.colour, "fgcolor": "#FFFFFF", "shape": shape, "size": 6, "solidity": 0.2}
+    return _trace(
+        "bar",
+        name,
+        x,
+        y,
         marker={"color": look.colour, "pattern": pattern},
         hovertext=[plotly_text(label) for label in labels] or None,
         hoverinfo="text" if labels else "x+y+name",
         **options,
     )
+
+
+def _trace(kind: str, name: str, x: Iterable[Any], y: Iterable[Any], **options: Any) -> Trace:
+    text = plotly_text(name)
+    given = {"legendgroup": text, "name": text, "x": finite(x), "y": finite(y), **options}
+    return {key: value for key, value in sorted(given.items()) if value is not None} | {"type": kind}
 
 
 def plotly_text(text: str) -> str:

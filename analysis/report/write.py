@@ -29,6 +29,7 @@ from raysim.analysis.report.page import (
     Panel,
     Table,
     Text,
+    Trace,
     on_network,
 )
 from raysim.storage.files import check_inside, output_file, write_whole
@@ -123,10 +124,10 @@ def _hash(script: str) -> str:
 def _figures(chart: Chart) -> Markup:
     """Return the plotly figure, and its layout for narrow screens, as JSON that cannot close its HTML element."""
     from markupsafe import Markup
+    from plotly.io import to_json
 
-    wide, narrow = chart.figure(chart.columns), chart.figure(1)
-    narrow.data = []
-    text = f'{{"wide":{wide.to_json()},"narrow":{narrow.to_json()}}}'
+    wide = {"data": chart.data(), "layout": chart.layout(chart.columns)}
+    text = to_json({"wide": wide, "narrow": {"data": [], "layout": chart.layout(1)}}, validate=False)
     return Markup(text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029"))
 
 
@@ -254,24 +255,24 @@ def draw_png(chart: Chart, network: str) -> bytes:
 def _draw(axes: Any, panel: Panel, network: str, handles: dict[str, Any]) -> None:
     """Draw the traces of a panel, and add each new name to the handles of the legend."""
     axes.set_title(panel.title, loc="left")
-    traces = [trace for trace in panel.traces if trace.meta in (None, network)]
-    bars = [trace for trace in traces if trace.type == "bar" and trace.base is None]
-    names = list(dict.fromkeys(html.unescape(name) for trace in bars for name in trace.x))
+    traces = [trace for trace in panel.traces if trace.get("meta") in (None, network)]
+    bars = [trace for trace in traces if trace["type"] == "bar" and "base" not in trace]
+    names = list(dict.fromkeys(html.unescape(name) for trace in bars for name in trace["x"]))
     if "categoryarray" in panel.y:
         axes.yaxis.update_units([html.unescape(lane) for lane in panel.y["categoryarray"]])
     for trace in traces:
         x, y = ([html.unescape(value) if isinstance(value, str) else value for value in trace[key]] for key in "xy")
-        if trace.type == "scatter":
+        if trace["type"] == "scatter":
             handle = _scatter(axes, trace, x, y)
         else:
-            hatch = 2 * (trace.marker.pattern.shape or "") or None
-            fill = {"color": trace.marker.color, "hatch": hatch, "edgecolor": "white", "linewidth": 0.0}
-            if trace.base is not None:
-                handle = axes.barh(y, x, 0.7, left=trace.base, **fill)
+            hatch = 2 * trace["marker"]["pattern"]["shape"] or None
+            fill = {"color": trace["marker"]["color"], "hatch": hatch, "edgecolor": "white", "linewidth": 0.0}
+            if "base" in trace:
+                handle = axes.barh(y, x, 0.7, left=trace["base"], **fill)
             else:
                 shift = (bars.index(trace) - (len(bars) - 1) / 2) * 0.8 / len(bars)
                 handle = axes.bar([names.index(name) + shift for name in x], y, 0.8 / len(bars), **fill)
-        handles.setdefault(html.unescape(trace.name), handle)
+        handles.setdefault(html.unescape(trace["name"]), handle)
     if panel.level is not None and math.isfinite(panel.level):
         axes.axhline(panel.level, color=BLACK, linewidth=0.8, linestyle="--", zorder=0)
     _axis(axes.xaxis, panel.x)
@@ -282,23 +283,25 @@ def _draw(axes: Any, panel: Panel, network: str, handles: dict[str, Any]) -> Non
         axes.invert_yaxis()
 
 
-def _scatter(axes: Any, trace: Any, x: list[Any], y: list[Any]) -> Any:
+def _scatter(axes: Any, trace: Trace, x: list[Any], y: list[Any]) -> Any:
     missing = float("nan")
-    x, y, errors = ([missing if v is None else v for v in values or ()] for values in (x, y, trace.error_y.array))
-    for text, *point in zip(trace.text or (), x, y, strict=bool(trace.text)):
-        axes.annotate(text, point, (4, 4), textcoords="offset points", fontsize=7, color=trace.line.color)
+    errors = trace["error_y"]["array"] if "error_y" in trace else ()
+    x, y, errors = ([missing if v is None else v for v in values] for values in (x, y, errors))
+    line, marker, texts = trace["line"], trace["marker"], trace.get("text", ())
+    for text, *point in zip(texts, x, y, strict=bool(texts)):
+        axes.annotate(text, point, (4, 4), textcoords="offset points", fontsize=7, color=line["color"])
     return axes.errorbar(
         x,
         y,
         errors or None,
-        color=trace.line.color,
-        alpha=trace.opacity,
-        linestyle=LINES[trace.line.dash] if "lines" in trace.mode else "none",
-        linewidth=trace.line.width * 0.65,
-        marker=MARKERS[trace.marker.symbol] if "markers" in trace.mode else "none",
-        markersize=trace.marker.size * 0.65,
+        color=line["color"],
+        alpha=trace["opacity"],
+        linestyle=LINES[line["dash"]] if "lines" in trace["mode"] else "none",
+        linewidth=line["width"] * 0.65,
+        marker=MARKERS[marker["symbol"]] if "markers" in trace["mode"] else "none",
+        markersize=marker["size"] * 0.65,
         elinewidth=0.8,
-        drawstyle="steps-post" if trace.line.shape == "hv" else "default",
+        drawstyle="steps-post" if line.get("shape") == "hv" else "default",
     )
 
 

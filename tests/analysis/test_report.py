@@ -10,6 +10,7 @@ import shutil
 from html.parser import HTMLParser
 
 import pandas as pd
+import plotly.graph_objects as go
 import pytest
 from records_made import write_run, write_study
 from report_runs import SEEDS, SPITE, change_row, copy_run, make_study, write_decisions
@@ -143,7 +144,9 @@ def test_a_chart_is_one_plotly_figure_of_all_networks(page, html):
     figures = [json.loads(text) for text in re.findall(r'<script type="application/json">(.*?)</script>', html, re.S)]
     assert len(figures) == len(page.blocks(Chart)) > 5
     frontier = chart(page, "frontier")
-    drawn = next(figure for figure in figures if len(figure["wide"]["data"]) == len(frontier.figure(2).data))
+    drawn = next(figure for figure in figures if len(figure["wide"]["data"]) == len(frontier.data()))
+    for figure in figures:
+        go.Figure(**figure["wide"])  # which raises for an unknown key or value
     assert {trace["meta"] for trace in drawn["wide"]["data"]} == set(NETWORKS)
     assert "xaxis2" in drawn["narrow"]["layout"]
     assert drawn["narrow"]["data"] == []
@@ -162,14 +165,14 @@ def test_a_setting_that_did_not_learn_stands_under_the_frontier_and_points_have_
             copy_run(runs / f"{name}-s{seed}", tmp_path / f"{name}-s{seed}", **quality)
     drawn = compose(tmp_path, ["100mbps"])
     frontier = chart(drawn, "frontier")
-    points = [trace for trace in frontier.panels[0].traces if trace.text]
-    assert {value for trace in points for value in trace.y} == {0.9, 0.85}
+    points = [trace for trace in frontier.panels[0].traces if "text" in trace]
+    assert {value for trace in points for value in trace["y"]} == {0.9, 0.85}
     undrawn = frontier.caption.partition("are not drawn: ")[2]
     assert "(30.0 %)" in undrawn
     assert "(10.0 %)" in undrawn
     names = {row["point"]: name for name, row in rows(drawn, "job1-settings", "100mbps").items()}
     for trace in points:
-        for text, label in zip(trace.text, trace.hovertext, strict=True):
+        for text, label in zip(trace["text"], trace["hovertext"], strict=True):
             assert label.startswith(f"{names[text.strip()]} (")
 
 

@@ -115,7 +115,7 @@ def test_the_network_control_changes_the_numbers_and_the_charts(opened, report):
         drawn = page.locator(f"#{chart.key} .plot").evaluate(
             "plot => plot.data.map(trace => [trace.name, trace.meta ?? null])"
         )
-        expected = [[trace.name, trace.meta] for panel in chart.panels for trace in panel.traces]
+        expected = [[trace["name"], trace.get("meta")] for panel in chart.panels for trace in panel.traces]
         assert drawn == [[name, network] for name, network in expected if network in (None, "100mbps")], chart.key
 
 

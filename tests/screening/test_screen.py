@@ -301,7 +301,7 @@ def test_report_of_a_screen_shows_its_table_and_verdicts(written):
     (table,) = (each for each in page.blocks(Table) if each.key == "settings")
     assert list(table.frame["verdict"]) == ["dense", HOPELESS, WORTH]
     (chart,) = page.blocks(Chart)
-    assert {trace.name for panel in chart.panels for trace in panel.traces} == {HOPELESS, WORTH}
+    assert {trace["name"] for panel in chart.panels for trace in panel.traces} == {HOPELESS, WORTH}
     assert any("one range for a tensor wastes its levels" in text.text for text in page.blocks(Text))
 
 
