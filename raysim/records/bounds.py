@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import pyarrow as pa
@@ -113,23 +114,26 @@ def check_values(rows: pa.Table | pa.RecordBatch) -> None:
 
 def printable_rows(rows: Any) -> Any:
     """Replace control characters in the texts of a table or batch, for display."""
+    columns, schema = list(rows.columns), rows.schema
     for i, field in enumerate(rows.schema):
         kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
         if field.name != "schedule_rows" and (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-            texts = rows.column(i).cast(pa.string())
-            rows = rows.set_column(i, field.name, pc.replace_substring_regex(texts, CONTROL, REPLACED))
-    return rows
+            columns[i] = pc.replace_substring_regex(columns[i].cast(pa.string()), CONTROL, REPLACED)
+            schema = schema.set(i, pa.field(field.name, pa.string()))
+    return type(rows).from_arrays(columns, schema=schema)
 
 
 def identified(rows: pa.Table) -> pa.Table:
     """Return the row of a `run.parquet` with its job and its setting, which earlier versions did not write."""
-    for name, value in identity(rows.to_pylist()[0]).items():
-        if name not in rows.column_names or rows[name].null_count:
-            kept = rows.drop_columns([name]) if name in rows.column_names else rows
-            rows = kept.append_column(name, pa.array([value]))
+    lacking = [name for name in ("job", "setting") if name not in rows.column_names or rows[name].null_count]
+    known = identity(rows.to_pylist()[0]) if lacking else {}
+    for name in lacking:
+        kept = rows.drop_columns([name]) if name in rows.column_names else rows
+        rows = kept.append_column(name, pa.array([known[name]]))
     return rows
 
 
+@cache
 def _is_written(kind: pa.DataType) -> bool:
     """Return whether raysim writes values of a type: booleans, numbers, strings, and lists and tables of them."""
     types = pa.types

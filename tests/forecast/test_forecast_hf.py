@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hf_variants import CAUSAL, EACH_KIND, FAMILIES, TEXT
+from hf_variants import CAUSAL, FAMILIES, TEXT
 from typer.testing import CliRunner
 
 from raysim import train
@@ -46,10 +46,10 @@ def facts(layers, shape):
     return parameters, parts.cuts, parts.boundaries, parts.flops_forward, footprints, parts.tied
 
 
-REST = [pytest.param(case, marks=pytest.mark.slow) for case in ("a subspace", "eager attention")]
+FAST = ("llama tied", "mixtral, with experts", "convnext", "lora")  # one of texts, experts, pictures and frozen weights
 
 
-@pytest.mark.parametrize("case", [*EACH_KIND, "lora", "a projected subspace", *REST])
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[] if case in FAST else pytest.mark.slow) for case in OPTIONS])
 def test_model_structure_has_cost_of_model(case):
     options, shape = OPTIONS[case], FAMILIES[case][1] if case in FAMILIES else TEXT
     made = make_structure("hf", hf, {"shape": shape, **options})
@@ -65,7 +65,9 @@ def test_gpt2_cost_needs_no_weights(tmp_path):
     assert facts(make_structure("gpt2", gpt2, {"shape": tokens, "path": str(tmp_path)}), tokens) == made
 
 
-@pytest.mark.parametrize("family", ["gpt2", "mixtral, with experts", "vit", "bert"])
+@pytest.mark.parametrize(
+    "family", ["mixtral, with experts", "vit", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt2", "bert"))]
+)
 def test_texts_images_and_experts_are_forecast(family, monkeypatch):
     config, shape = FAMILIES[family]
     monkeypatch.setattr("raysim.forecast.forecast.data_of", lambda config, notes: (shape, 64))
@@ -116,7 +118,13 @@ print(json.dumps([sum(found.flops_forward), weights, resource.getrusage(resource
     assert kilobytes < 2e6
 
 
-@pytest.mark.parametrize("family", sorted(SHAPES.keys() & CAUSAL.keys()))
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(name, marks=[] if name in ("gemma", "llama") else pytest.mark.slow)
+        for name in sorted(SHAPES.keys() & CAUSAL.keys())
+    ],
+)
 def test_a_tied_embedding_is_found_without_its_model(family: str) -> None:
     for num_stages, tied in ((1, True), (3, True), (2, False)):
         config = {key: value for key, value in CAUSAL[family].items() if key != "word_embed_proj_dim"}
@@ -138,7 +146,12 @@ def across_workers(transfers: Transfers, owner: list[int]) -> list[tuple[Any, ..
 
 
 @pytest.mark.parametrize(
-    ("schedule", "num_replicas"), [("1F1B", 1), ("1F1B", 2), ("ZBV", 1), ("Interleaved1F1B(2)", 2)]
+    ("schedule", "num_replicas"),
+    [
+        ("1F1B", 2),
+        ("ZBV", 1),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("1F1B", 1), ("Interleaved1F1B(2)", 2))),
+    ],
 )
 def test_advice_forecast_and_run_agree_on_tied_embedding_bytes(
     schedule: str, num_replicas: int, tmp_path: Path
