@@ -79,6 +79,7 @@ def branched(tmp_path_factory):
     folder = tmp_path_factory.mktemp("branched")
     values = {**SMALL, "steps": 12, "num_stages": 2, "optimizer": {"learning_rate": 0.05, "momentum": 0.9}}
     values |= {"data": {"name": "digits", "train_samples": 320, "test_samples": 50}, "checkpoint_every_steps": 0}
+    values["profile_every_steps"] = 0  # nothing is priced
     parent = train(
         make_config(values | {"checkpoint_at_steps": [0, 4, 8], "seed": 9}), engine="inline", out=folder / "parent"
     )

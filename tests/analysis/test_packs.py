@@ -1,8 +1,6 @@
 """A pack reads as the folder that was packed: every row, value, price and verdict; and what cannot be packed or read is refused."""
 
 import shutil
-import subprocess
-import sys
 
 import duckdb
 import pandas as pd
@@ -102,10 +100,14 @@ def test_columns_and_rows_are_read_on_request(over, packed):
         pd.testing.assert_frame_equal(after.table("links", ["step", "wire_bytes"], where=where), wanted)
 
 
-def test_prices_findings_and_the_report_are_those_of_the_folder(over, packed):
+def test_prices_and_findings_are_those_of_the_folder(over, packed):
     pd.testing.assert_frame_equal(replay(load(packed), ["100mbps"]), replay(load(over), ["100mbps"]))
     frames = [findings_frame(findings(load(place / "study"))).drop(columns="commands") for place in (over, packed)]
     pd.testing.assert_frame_equal(*frames)
+
+
+@pytest.mark.slow
+def test_the_report_is_that_of_the_folder(over, packed):
     pages = [compose(place / "study", ["100mbps"]) for place in (packed, over)]
     keys = [[section.key for section in page.sections] for page in pages]
     assert keys[0] == keys[1]
@@ -152,9 +154,9 @@ def test_packs_and_run_folders_mix_at_any_depth(over, packed, tmp_path):
     shutil.copytree(over / "measured", tmp_path / "all" / "plain")
     (tmp_path / "all" / "notes").mkdir()
     load(over).runs.to_parquet(tmp_path / "all" / "notes" / "runs.parquet")  # which makes no pack
-    names = load(tmp_path / "all").runs["run"].tolist()
-    assert sorted(names) == sorted([*(f"packed/{run}" for run in load(over).runs["run"]), "plain"])
-    assert set(load(tmp_path / "all").runs["study"].dropna()) == {"packed/study", "packed/study/confirm"}
+    runs = load(tmp_path / "all").runs
+    assert sorted(runs["run"]) == sorted([*(f"packed/{run}" for run in load(packed).runs["run"]), "plain"])
+    assert set(runs["study"].dropna()) == {"packed/study", "packed/study/confirm"}
     both = load(packed, over / "measured").runs["run"].tolist()
     assert len(both) == 9
     assert f"{packed}/measured" in both
@@ -272,21 +274,18 @@ def test_run_is_pooled_with_its_folder(tmp_path):
         assert company in done.output
 
 
-def test_runs_beside_a_pack_in_its_folder_are_read_on_one_thread_too(packed, tmp_path):
+def test_runs_beside_a_pack_in_its_folder_are_read_on_one_thread_too(packed, tmp_path, request):
     mixed = shutil.copytree(packed, tmp_path / "mixed")
     for place in range(6):
         write_run(mixed / f"0-{place}")
     (mixed / "0-0" / "parts").mkdir()
     (mixed / "0-0" / "steps.parquet").rename(mixed / "0-0" / "parts" / "steps-00000.parquet")
-    code = f"""
-import pyarrow as pa
-pa.set_cpu_count(1)
-from raysim.analysis import load
-results = load({str(mixed)!r})
-print(len(results), len(results.steps), len(results.files("steps")))
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.split() == ["14", str(len(load(packed).steps) + 24), "7"]
+    steps = len(load(packed).steps)
+    threads = pa.cpu_count()
+    request.addfinalizer(lambda: pa.set_cpu_count(threads))
+    pa.set_cpu_count(1)
+    results = load(mixed)
+    assert [len(results), len(results.steps), len(results.files("steps"))] == [14, steps + 24, 7]
 
 
 def test_runs_with_conflicting_columns_are_packed_separately(tmp_path):

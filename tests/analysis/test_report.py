@@ -24,7 +24,7 @@ from raysim.analysis.report.material import NETWORKS as MATERIAL_NETWORKS
 from raysim.analysis.report.material import JobRuns, MeanQuality, SettingRuns
 from raysim.analysis.report.page import Chart, Table, Text
 from raysim.analysis.report.reuse import adoption, recipe
-from raysim.analysis.report.words import answer_for, sure
+from raysim.analysis.report.words import answer_for, seconds, sure
 from raysim.analysis.report.write import _lines, to_html, write_report
 from raysim.cli import app
 from raysim.config import read_config
@@ -40,6 +40,11 @@ NETWORKS = ("100mbps", "10mbps", "free")  # those of `page`
 @pytest.fixture(scope="module")
 def runs(report_runs):
     return report_runs
+
+
+@pytest.fixture(scope="module")
+def page(runs):
+    return compose(runs, NETWORKS)
 
 
 @pytest.fixture(scope="module")
@@ -195,6 +200,30 @@ def test_the_charts_hold_what_the_records_hold(runs, page):
     links = chart(page, "links").table()
     sent = links[links["series"] == "TopK(0.1) / Identity"]["bytes of a step"].sum()
     assert sent == pytest.approx(mine["wire_bytes"].mean() / 6)
+
+
+def test_sentences_say_what_the_tables_say(page):
+    """The recommended setting, and the number of faster ones, by the numbers of the page alone."""
+    network = page.network
+    shown, prices = (
+        rows(page, "job1-settings", network),
+        table(page, "job1-settings").frame.set_index("setting")["step"],
+    )
+    steps = {name: price[network].value for name, price in prices.items()}
+    (summary,) = page.recommended(network)
+    chosen = shown[summary["setting"]]
+    assert (summary["step"], summary["speed-up"]) == (chosen["step"], chosen["speed-up"])
+    assert summary["dense step"] == seconds(steps["dense"])
+    surely = 0
+    for name in steps.keys() - {"dense"}:
+        text = shown[name]["speed-up"]
+        value, low, high = map(float, re.match(r"([\d.]+)x \(([\d.]+) to ([\d.]+)\)", text).groups())
+        assert value == pytest.approx(steps["dense"] / steps[name], abs=0.006)
+        if 1 not in (low, high):  # rounded to it
+            assert ("not distinguishable" in text) == (low < 1 < high)
+        surely += value >= PAYS and low > 1
+    told = re.match(r"(\d+) faster|none is 5 % faster", summary["evidence"])
+    assert told is None or int(told[1] or 0) == surely
 
 
 def test_a_curve_over_time_is_one_over_steps_scaled(page):

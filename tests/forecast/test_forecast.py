@@ -56,7 +56,9 @@ def test_forecast_memory_and_shapes_match_plan(overrides):
     ("forward", "backward", "shared"),
     [
         pytest.param("TopK(0.1)", "Quantize(4)", False, marks=pytest.mark.slow),
-        pytest.param("ErrorFeedback(TopK(0.3, values=Quantize(8)))", "EF21(Quantize(3))", False, marks=pytest.mark.slow),
+        pytest.param(
+            "ErrorFeedback(TopK(0.3, values=Quantize(8)))", "EF21(Quantize(3))", False, marks=pytest.mark.slow
+        ),
         ("TopK(0.25)", "Quantize(8)", True),
         ("AQSGD(Quantize(4))", "Identity", False),
     ],

@@ -49,7 +49,9 @@ def facts(layers, shape):
 FAST = ("llama tied", "mixtral, with experts", "convnext", "lora")  # one of texts, experts, pictures and frozen weights
 
 
-@pytest.mark.parametrize("case", [pytest.param(case, marks=[] if case in FAST else pytest.mark.slow) for case in OPTIONS])
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[] if case in FAST else pytest.mark.slow) for case in OPTIONS]
+)
 def test_model_structure_has_cost_of_model(case):
     options, shape = OPTIONS[case], FAMILIES[case][1] if case in FAMILIES else TEXT
     made = make_structure("hf", hf, {"shape": shape, **options})
@@ -66,7 +68,8 @@ def test_gpt2_cost_needs_no_weights(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "family", ["mixtral, with experts", "vit", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt2", "bert"))]
+    "family",
+    ["mixtral, with experts", "vit", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt2", "bert"))],
 )
 def test_texts_images_and_experts_are_forecast(family, monkeypatch):
     config, shape = FAMILIES[family]
