@@ -103,40 +103,47 @@ class Chart:
         columns = min(columns, len(self.panels))
         rows = [self.panels[i : i + columns] for i in range(0, len(self.panels), columns)]
         heights = [max(panel.height for panel in row) for row in rows]
-        figure = make_subplots(
+        layout: dict[str, Any] = make_subplots(
             len(rows),
             columns,
             subplot_titles=[plotly_text(panel.title) for panel in self.panels],
             row_heights=heights,
             vertical_spacing=85 / sum(heights) if len(rows) > 1 else None,
-        )
-        for i, panel in enumerate(self.panels):
-            place = {"row": i // columns + 1, "col": i % columns + 1}
-            figure.update_xaxes({**panel.x, "title": plotly_text(panel.x["title"])}, **place)
-            figure.update_yaxes({**panel.y, "title": plotly_text(panel.y["title"])}, **place)
+        ).layout.to_plotly_json()
+        for title in layout.get("annotations", ()):
+            title["font"] = {"size": 13}
+        for number, panel in zip(self._numbers(), self.panels, strict=True):
+            for name, of in (("xaxis", panel.x), ("yaxis", panel.y)):
+                layout[f"{name}{number}"] |= {**of, "title": {"text": plotly_text(of["title"])}}
             if panel.traces and panel.level is not None and math.isfinite(panel.level):
-                line = {"color": BLACK, "width": 1, "dash": "dash"}
-                figure.add_hline(panel.level, line=line, layer="below", exclude_empty_subplots=False, **place)
-        figure.update_annotations(font_size=13)
+                line = {"color": BLACK, "dash": "dash", "width": 1}
+                ends = {"x0": 0, "x1": 1, "xref": f"x{number} domain", "y0": panel.level, "y1": panel.level}
+                shape = {"layer": "below", "line": line, "type": "line", **ends, "yref": f"y{number}"}
+                layout.setdefault("shapes", []).append(shape)
         traces = [trace for panel in self.panels for trace in panel.traces]
-        legend = {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0}
-        names = {trace["name"] for trace in traces}
-        figure.update_layout(height=sum(heights) + 60, legend=legend, showlegend=len(names) > 1)
-        spans = any("base" in trace for trace in traces)
-        figure.update_layout(margin={"t": 30, "b": 10, "l": 10, "r": 14}, barmode="overlay" if spans else "group")
-        return figure.layout.to_plotly_json()
+        return layout | {
+            "legend": {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0},
+            "height": sum(heights) + 60,
+            "showlegend": len({trace["name"] for trace in traces}) > 1,
+            "margin": {"t": 30, "b": 10, "l": 10, "r": 14},
+            "barmode": "overlay" if any("base" in trace for trace in traces) else "group",
+        }
 
     def data(self) -> list[dict[str, Any]]:
         """Return the traces of all networks with their axes, each name once in the legend of a network."""
         seen: set[tuple[str, Any]] = set()
         placed = []
-        for i, panel in enumerate(self.panels, start=1):
-            axes = {f"{name}axis": name if i == 1 else f"{name}{i}" for name in "xy"}
+        for number, panel in zip(self._numbers(), self.panels, strict=True):
+            axes = {f"{name}axis": f"{name}{number}" for name in "xy"}
             for trace in panel.traces:
                 name, network = trace["name"], trace.get("meta")
                 placed.append({**trace, **axes, "showlegend": not {(name, None), (name, network)} & seen})
                 seen.add((name, network))
         return placed
+
+    def _numbers(self) -> list[str]:
+        """Return plotly's numbers of the panels' axes: none for the first."""
+        return ["", *map(str, range(2, len(self.panels) + 1))]
 
     def table(self, network: str | None = None) -> pd.DataFrame:
         """Return the drawn points as rows, for one network or for all; columns are named by the axes."""
@@ -157,7 +164,12 @@ def _points(panel: Panel, network: str | None) -> Iterator[dict[str, Any]]:
             if None in (xs[i], ys[i]):
                 continue
             label = labels if isinstance(labels, str) or labels is None else labels[i]
-            first = {"panel": panel.title, "series": trace["name"], "network": trace.get("meta", ""), "label": label or ""}
+            first = {
+                "panel": panel.title,
+                "series": trace["name"],
+                "network": trace.get("meta", ""),
+                "label": label or "",
+            }
             yield {name: html.unescape(v) if isinstance(v, str) else v for name, v in (first | row).items()}
 
 
