@@ -39,7 +39,7 @@ for command in (
     recorded.pack,
     lists.keys,
 ):
-    app.command()(command)
+    Commands.own[command.__name__] = command
 
 
 def _print_version(wanted: bool) -> None:
