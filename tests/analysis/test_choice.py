@@ -305,7 +305,7 @@ def test_eliminated_settings_count_in_report_family(tmp_path):
     assert row["harm_high"] > alone["harm_high"]
 
 
-@pytest.mark.parametrize(("seeds", "share"), [(5, 1 / 2), (13, 1 / 6)])
+@pytest.mark.parametrize(("seeds", "share"), [(5, 1 / 2), pytest.param(13, 1 / 6, marks=pytest.mark.slow)])
 def test_setting_beyond_its_plan_is_judged_as_in_race(tmp_path, seeds, share):
     """Five of 21 seeds were planned. The report spends the share of the error of the look, and the race the same."""
     study = write_study(tmp_path / "study", [{}], objectives={"accuracy_on": "maximize"})

@@ -117,7 +117,13 @@ def test_result_is_independent_of_run_order(runs):
             np.testing.assert_array_equal(prices[name].resampled_seconds(networks()), steps)
 
 
-@pytest.mark.parametrize("loaded", [("dense", "dense-7"), ("q8",), ("topk", "feedback", "dense")])
+@pytest.mark.parametrize(
+    "loaded",
+    [
+        ("topk", "feedback", "dense"),
+        *(pytest.param(names, marks=pytest.mark.slow) for names in (("dense", "dense-7"), ("q8",))),
+    ],
+)
 def test_runs_recorded_on_a_machine_half_as_fast_move_no_ratio_beyond_its_interval(runs, priced, tmp_path, loaded):
     for name in priced:
         if name in loaded:

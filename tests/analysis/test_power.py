@@ -45,7 +45,7 @@ def test_the_chance_is_the_share_of_simulated_confirmations_that_are_safe(harm, 
     assert abs(safe / TRIES - expected) < 4 * math.sqrt(expected * (1 - expected) / TRIES)
 
 
-@pytest.mark.parametrize(("seeds", "count"), [(3, 8), (5, 4)])
+@pytest.mark.parametrize(("seeds", "count"), [pytest.param(3, 8, marks=pytest.mark.slow), (5, 4)])
 def test_the_chance_with_borrowed_spread_is_no_more_than_the_share_that_is_safe(seeds, count):
     rng, deviation, safe, freedoms = np.random.default_rng(seeds), 0.2, 0, []
     for _ in range(TRIES):

@@ -89,7 +89,7 @@ def test_bytes_equal_recorded_bytes(runs, sparse):
     assert row["run_s"] == row["steps"] * row["step_s"]
 
 
-@pytest.mark.parametrize("name", ["zero-bubble", "interleaved", "custom"])
+@pytest.mark.parametrize("name", ["zero-bubble", "custom", pytest.param("interleaved", marks=pytest.mark.slow)])
 def test_every_schedule_is_replayed(small, tmp_path, name):
     """As it was recorded: rows, costs and bytes, of which those between two stages of one worker cross no wire."""
     changes = dict(RUNS[name])

@@ -119,7 +119,7 @@ def test_the_network_control_changes_the_numbers_and_the_charts(opened, report):
         assert drawn == [[name, network] for name, network in expected if network in (None, "100mbps")], chart.key
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", ["dark", pytest.param("light", marks=pytest.mark.slow)])
 def test_charts_and_page_follow_the_colours_of_the_system(opened, scheme):
     page = opened(color_scheme=scheme)
     draw_all(page)

@@ -268,7 +268,8 @@ def write_runs(folder, accuracies, seeds=5, **changes):
 
 
 @pytest.mark.parametrize(
-    ("accuracy", "verdict"), [(0.902, "safe"), (0.7, "harmful"), (0.897, "undecided"), (0.893, "undecided")]
+    ("accuracy", "verdict"),
+    [(0.902, "safe"), (0.7, "harmful"), (0.897, "undecided"), pytest.param(0.893, "undecided", marks=pytest.mark.slow)],
 )
 def test_settings_and_claims_are_judged_alike(tmp_path, accuracy, verdict):
     """One setting beside dense: the same bounds and the same verdict in `settings`, and of the claim that is about it."""

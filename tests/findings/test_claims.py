@@ -338,31 +338,35 @@ def test_single_seed_trial_keeps_claim_supported():
     assert finding.verdict == "supported"
 
 
-def rates(claim, accuracies, tries=200, **options):
+def rates(claim, accuracies, tries, **options):
     """Return how often a claim is supported, contradicted and left open over many draws of the same truth."""
     rng = np.random.default_rng(1)
     drawn = [verdict_on(claim, context_of(accuracies, rng=rng, **options)).verdict for _ in range(tries)]
     return tuple(drawn.count(verdict) / tries for verdict in ("supported", "contradicted", "undecided"))
 
 
-def test_at_the_threshold_either_verdict_is_rare():
+@pytest.mark.parametrize("tries", [60, pytest.param(200, marks=pytest.mark.slow)])
+def test_at_the_threshold_either_verdict_is_rare(tries):
     """A harm of just the margin: at five seeds, three tenths of 5 % are spent on either error."""
-    supported, contradicted, _ = rates(BY_NAME["inference-compressed"], {PLAIN: 90}, off={PLAIN: 89.5}, spread=0.5)
+    claim = BY_NAME["inference-compressed"]
+    supported, contradicted, _ = rates(claim, {PLAIN: 90}, tries, off={PLAIN: 89.5}, spread=0.5)
     assert supported < 0.015 + 3 * 0.0086
     assert contradicted < 0.015 + 3 * 0.0086
 
 
-def test_many_comparisons_do_not_contradict_by_chance():
+@pytest.mark.parametrize("tries", [20, pytest.param(80, marks=pytest.mark.slow)])
+def test_many_comparisons_do_not_contradict_by_chance(tries):
     """Eight settings at the margin: each errs in one draw of 67 by itself, and the claim is hurt no more often."""
     many = {Setting(f"TopK({density})"): 90 for density in (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1)}
     off = dict.fromkeys(many, 89.5)
-    supported, contradicted, _ = rates(BY_NAME["inference-compressed"], many, off=off, tries=80, spread=0.5)
+    supported, contradicted, _ = rates(BY_NAME["inference-compressed"], many, tries, off=off, spread=0.5)
     assert contradicted < 0.015 + 3 * 0.0136
     assert supported < 0.015
 
 
-def test_clear_harm_is_detected():
-    supported, _, _ = rates(BY_NAME["inference-compressed"], {PLAIN: 90}, off={PLAIN: 86}, spread=0.5)
+@pytest.mark.parametrize("tries", [40, pytest.param(200, marks=pytest.mark.slow)])
+def test_clear_harm_is_detected(tries):
+    supported, _, _ = rates(BY_NAME["inference-compressed"], {PLAIN: 90}, tries, off={PLAIN: 86}, spread=0.5)
     assert supported > 0.95
 
 

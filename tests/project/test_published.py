@@ -20,7 +20,10 @@ def test_published_page_matches_program():
         assert path.read_text(encoding="utf-8") == text, "run `python docs/make_published.py`"
 
 
-@pytest.mark.parametrize("name", TABLES)
+DEAR = {"PowerSGD in torch", "Zero Bubble Pipeline Parallelism", "Megatron Bridge, FP8", "DT-FM's placements"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in DEAR)) for name in TABLES])
 def test_every_table_has_a_source_and_at_most_one_constant(name):
     table = TABLES[name]
     assert table["kind"] in KINDS

@@ -42,7 +42,10 @@ def test_terminal_text_loses_only_control_characters(text):
     assert "\x1b" not in out.getvalue()
 
 
-@pytest.mark.parametrize("name", ["[/x]", "a[/b]\x1b[31m", ":smile:", "\u202ex"])
+@pytest.mark.parametrize(
+    "name",
+    ["a[/b]\x1b[31m", "\u202ex", *(pytest.param(name, marks=pytest.mark.slow) for name in ("[/x]", ":smile:"))],
+)
 @pytest.mark.parametrize("command", ["report", "findings", "replay"])
 def test_commands_read_folders_of_any_name(tmp_path, monkeypatch, command, name):
     monkeypatch.chdir(tmp_path)
