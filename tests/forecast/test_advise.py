@@ -86,7 +86,7 @@ def test_a_large_message_has_the_bytes_of_its_packet(codec: str, shape: tuple[in
     ],
 )
 @pytest.mark.parametrize("shape", [(400,), (300, 160), (120, 40, 3), (8, 900)], ids=str)
-@pytest.mark.parametrize("num_replicas", [2, 3, 8])
+@pytest.mark.parametrize("num_replicas", [3, *(pytest.param(count, marks=pytest.mark.slow) for count in (2, 8))])
 def test_a_large_exchange_has_the_bytes_of_its_packets(method: str, shape: tuple[int, ...], num_replicas: int) -> None:
     found = exchange_of(method, shape, num_replicas)
     config = read_config(
@@ -126,7 +126,13 @@ WAYS = [
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
-@pytest.mark.parametrize("schedule", ["1F1B", "ZBH1", "GPipe", "Interleaved1F1B(2)", "DualPipeV"])
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        *("1F1B", "ZBH1", "DualPipeV"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("GPipe", "Interleaved1F1B(2)")),
+    ],
+)
 def test_a_step_is_that_of_all_replicas_simulated_together(way: Proposal, schedule: str) -> None:
     own = job(schedule)
     networks = [SLOW, parse_network("100mbps"), FREE]
