@@ -86,6 +86,8 @@ def _check_draws(study: Study) -> None:
     for params, overrides in drawn:
         choices = {(name.rpartition(".")[2], repr(value)) for name, value in params.items()}  # regardless of their key
         choices |= {("", "")}
+        if choices <= good:
+            continue
         try:
             study.config(overrides)
             good |= choices

@@ -97,6 +97,8 @@ class Run:
         if len(table) != 1 or "status" not in table.column_names:
             raise RecordsError(f"{self.folder / 'run.parquet'} must have one row, of a run, but has {len(table)}.")
         row: dict[str, Any] = identified(printable_rows(table)).to_pylist()[0]
+        if row["status"] in FINISHED:  # it stays as it is
+            self._row = dict(row)
         return row
 
     @property

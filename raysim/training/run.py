@@ -368,7 +368,7 @@ class Training:
         try:
             if compact:
                 self.recorder.compact()
-                self._row |= result_columns(Run(self.folder), self.recorder.measures)
+                self._row |= result_columns(Run(self.folder, Run(self.folder).row), self.recorder.measures)
             else:
                 self.recorder.flush()
             self.recorder.write_run(self._row)
