@@ -64,7 +64,13 @@ def pytest_xdist_make_scheduler(config, log):
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             file = nodeid.partition("::")[0]
-            return "ray" if starts_ray(file) else "ranks" if file.startswith("tests/distributed/") else file
+            return (
+                "ray"
+                if starts_ray(file)
+                else "ranks"
+                if file.startswith(("tests/distributed/", "tests/probing/test_probe.py"))
+                else file
+            )
 
     config.option.loadscopereorder = False  # the longest, those of Ray, come first
     return ByFile(config, log)
@@ -96,8 +102,10 @@ def results_of_ranks(tmp_path_factory):
     from ranks import run_ranks
 
     files = ("test_ddp", "test_fsdp", "test_pipelining")
+    folder = tmp_path_factory.mktemp("ranks")
     jobs = {file: import_module(file).jobs_of_ranks() for file in files}
-    return run_ranks("ranks:in_turn", 2, tmp_path_factory.mktemp("ranks"), jobs)
+    jobs["test_probe"] = ("probe_jobs:everything", folder / "probes")
+    return run_ranks("ranks:in_turn", 2, folder, jobs)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -20,6 +20,7 @@ from gpu import (
     on_gpu,
     reads_no_bytes_before_they_have_landed,
 )
+from pipelines import few_of_each
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from raysim.codecs import CODECS, Codec, NonFiniteError, Packet, Quantize, TopK, kernels
@@ -54,6 +55,7 @@ SERVED = (  # what Triton's kernels serve from end to end
 )
 SERVED_CODECS = [parse_notation(notation, CODECS) for notation in SERVED]
 served = pytest.mark.parametrize("codec", SERVED_CODECS, ids=SERVED)
+served_once = pytest.mark.parametrize("codec", few_of_each(SERVED_CODECS, 2, type), ids=SERVED)
 
 
 @served
@@ -105,7 +107,7 @@ def test_random_tensors() -> None:
         assert_alike_on_gpu(SERVED_CODECS[index % len(SERVED_CODECS)], x, f"tensor {index}")
 
 
-@served
+@served_once
 def test_nan_and_infinity_are_refused(codec: Codec) -> None:
     bad = ((math.nan, 256), (-math.nan, 5000), (math.inf, 5000), (-math.inf, 256))
     value, length = bad[SERVED_CODECS.index(codec) % len(bad)]
@@ -145,7 +147,7 @@ def test_positions_of_every_form(form: str, total: int) -> None:
             assert torch.equal(decode_positions(packet, kept, DEVICE).cpu(), positions)
 
 
-@served
+@served_once
 def test_damaged_packets_are_refused_or_decode(codec: Codec) -> None:
     """No byte of a packet makes the kernels write outside; what the CPU refuses is refused."""
     packet = codec.encode(normal(2, 150), KEY)

@@ -8,21 +8,29 @@ import math
 
 import pytest
 import torch
-from codec_laws import BEYOND, GOLDEN, bits_of, check_unbiased, digests, groups_of, keeps_all_laws
+from codec_laws import BEYOND, GOLDEN, bits_of, check_unbiased, digests, groups_of, keeps_all_laws, packets_are_golden
 from codec_variants import KEY, LAW_TENSORS, VARIANTS, normal
 from contrib_variants import VARIANTS as CONTRIB
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pipelines import few_of_each
 from raysim_contrib.error_bounded import ErrorBounded
 from raysim_contrib.signs import OneBit, Sign
 from torch import Tensor
 
 from raysim.codecs import CODECS, Quantize, TopK
 
+TWO_OF_EACH = few_of_each(VARIANTS, 2, lambda variant: type(variant.codec))
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.notation)
+
+@pytest.mark.parametrize("variant", TWO_OF_EACH, ids=lambda variant: variant.notation)
 def test_all_laws(variant) -> None:
     keeps_all_laws(variant)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.notation)
+def test_packets_are_golden(variant) -> None:
+    packets_are_golden(variant)
 
 
 FILLED = {name: x for name, x in LAW_TENSORS.items() if x.numel()}
@@ -104,9 +112,17 @@ def test_topk_has_budgeted_bytes() -> None:
 # Uniform quantisation
 
 
-@pytest.mark.parametrize("per", ["tensor", "sample", "channel"])
-def test_minmax_error_levels_and_ends(per: str) -> None:
-    for bits, x in itertools.product((1, 2, 3, 4, 7, 8), FILLED.values()):
+@pytest.mark.parametrize(
+    ("per", "widths"),
+    [
+        ("tensor", (1, 2, 3, 4, 7, 8)),
+        ("sample", (1, 2, 3, 4, 7, 8)),
+        ("channel", (1, 4)),
+        pytest.param("channel", (2, 3, 7, 8), marks=pytest.mark.slow),
+    ],
+)
+def test_minmax_error_levels_and_ends(per: str, widths: tuple[int, ...]) -> None:
+    for bits, x in itertools.product(widths, FILLED.values()):
         assert_minmax(x, per, bits)
 
 

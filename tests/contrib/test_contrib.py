@@ -15,6 +15,7 @@ from contrib_variants import CODECS as CLASSES
 from contrib_variants import VARIANTS
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pipelines import few_of_each
 from raysim_contrib.daq import DAQ
 from raysim_contrib.error_bounded import ErrorBounded
 from raysim_contrib.fixed_point import FixedPoint
@@ -46,15 +47,11 @@ def smooth(*shape: int) -> torch.Tensor:
     return (i / shape[-1] / 7).sin() + (i % shape[-1] / 9).cos()
 
 
-KINDS = [type(variant.codec) for variant in VARIANTS]
-TWO_OF_EACH = [
-    pytest.param(variant, marks=pytest.mark.slow if KINDS[:place].count(KINDS[place]) > 1 else ())
-    for place, variant in enumerate(VARIANTS)
-]
+ONE_OF_EACH = few_of_each(VARIANTS, 1, lambda variant: type(variant.codec))
 variants = pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.notation)
 
 
-@pytest.mark.parametrize("variant", TWO_OF_EACH, ids=lambda variant: variant.notation)
+@pytest.mark.parametrize("variant", ONE_OF_EACH, ids=lambda variant: variant.notation)
 def test_all_laws(variant) -> None:
     keeps_all_laws(variant)
 

@@ -69,7 +69,7 @@ def answered(engine, mode):
     return right, forced, torch.cat(tokens)
 
 
-@pytest.mark.parametrize("case", with_slow(CASES, "addition", "folded", "one-stage"))
+@pytest.mark.parametrize("case", with_slow(CASES, "addition", "brackets", "folded", "one-stage"))
 def test_answers_are_those_of_the_model_generated_token_by_token(small, case, monkeypatch):
     generated: list[torch.Tensor] = []
     sums = Task.generated_sums

@@ -10,7 +10,7 @@ from configurations import SMALL
 from engines import break_at, losses_of, mend, staged_gradients, start, weights
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from pipelines import ADAM, DROPOUT, GPT, RUNS, SUBSPACE, TIED, sevenths, two_workers
+from pipelines import ADAM, DROPOUT, GPT, RUNS, SUBSPACE, TIED, shares, two_workers
 from torch.nn import functional as F
 
 from raysim.codecs.message import wire_bytes
@@ -141,7 +141,7 @@ def test_step_averages_valid_targets_for_any_microbatching(counted, loss, replic
             torch.testing.assert_close(parameter, before - 0.1 * before.grad, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("run", sevenths(0, names=[run for run in RUNS if "weights" not in RUNS[run]]))
+@pytest.mark.parametrize("run", shares(0, names=[run for run in RUNS if "weights" not in RUNS[run]]))
 def test_schedules_give_the_same_bits(small, run, tmp_path):
     """Gradients of weights add up by microbatch, links see microbatches in order, and what is summed over stages is summed in
     their order: so the schedule cannot matter, nor who owns which stage. `Epilogue` goes by the cool-down of the schedule:
@@ -175,7 +175,7 @@ def test_the_update_waits_for_every_weights_backward(small, schedule):
     assert updated == [sum(len(row) for row in engine.plan.rows)] * len(engine.workers)
 
 
-@pytest.mark.parametrize("run", sevenths(1))
+@pytest.mark.parametrize("run", shares(1))
 def test_resumed_equals_not_interrupted(small, run):
     config = small(**RUNS[run])
     whole, losses = trained(config, steps=5)
@@ -188,7 +188,7 @@ def test_resumed_equals_not_interrupted(small, run):
     assert same(second.state(), whole.state())
 
 
-@pytest.mark.parametrize("run", sevenths(2, 6))
+@pytest.mark.parametrize("run", shares(2))
 def test_used_workers_load_as_fresh_ones(small, run):
     """What a step left that broke off, or that the checkpoint knows nothing of, is gone."""
     engine = start(small(**RUNS[run]))
@@ -203,7 +203,7 @@ def test_used_workers_load_as_fresh_ones(small, run):
     assert [losses_of(engine, step) for step in range(2)] == losses
 
 
-@pytest.mark.parametrize("run", sevenths(3))
+@pytest.mark.parametrize("run", shares(3))
 def test_evaluation_changes_no_state(small, run):
     config = small(**RUNS[run])
     undisturbed, losses = trained(config)
@@ -370,7 +370,7 @@ def test_memory_beyond_the_host_is_refused_with_the_arithmetic(small, monkeypatc
     assert str(caught.value).endswith(" This container may use 0.0 GB.")
 
 
-@pytest.mark.parametrize("run", sevenths(4, 5))
+@pytest.mark.parametrize("run", shares(6, 8, 10, 12))
 def test_the_bytes_that_workers_hand_over_are_those_of_the_records(small, run):
     """A message holds a header and flat arrays, no object of ours; stages of one worker hand over nothing."""
     engine = start(small(**RUNS[run]))

@@ -188,8 +188,12 @@ SENTENCES = [
 
 @pytest.fixture(scope="module", params=[2, pytest.param(4, marks=pytest.mark.slow)])
 def ranks(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("ranks")
-    return run_ranks("probe_jobs:everything", request.param, folder, folder), folder
+    if request.param == 2:
+        results = [each["test_probe"] for each in request.getfixturevalue("results_of_ranks")]
+    else:
+        folder = tmp_path_factory.mktemp("ranks")
+        results = run_ranks("probe_jobs:everything", request.param, folder, folder)
+    return results, results[0]["folder"]
 
 
 @pytest.mark.parametrize("job", ["pipeline", "zero_bubble", "merged", "replicas", "both"])

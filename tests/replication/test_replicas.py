@@ -3,7 +3,7 @@
 import pytest
 import torch
 from engines import losses_of, staged_gradients, start, weights
-from pipelines import ADAM, DROPOUT, GPT, REPLICAS, RUNS, TIED, sevenths
+from pipelines import ADAM, DROPOUT, GPT, REPLICAS, RUNS, TIED, shares
 
 from raysim.pipeline.errors import StageError
 from raysim.pipeline.groups import TIED_TABLE, chunk_bytes, ring_bytes
@@ -43,7 +43,7 @@ def test_replicas_equal_one_pipeline_on_the_whole_batch(small, kind, num_replica
             torch.testing.assert_close(parameter, other, rtol=1e-3, atol=1e-4, msg=name)
 
 
-@pytest.mark.parametrize("run", sevenths(5, names=REPLICATED))
+@pytest.mark.parametrize("run", shares(5, names=REPLICATED))
 def test_replicas_never_part(small, run):
     engine = start(small(**RUNS[run]))
     for step in range(3):

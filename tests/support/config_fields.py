@@ -36,7 +36,13 @@ def optimizer(base: Mapping[str, Any] | None = None, **values: Any) -> Change:
 ADAMW = {"name": "adamw", "learning_rate": 0.01}
 COSINE = {"learning_rate": 0.1, "decay": "cosine"}
 
-ADAPTIVE = {**REPLICAS, "replica_gradient": "GraVAC(1.1, 2.0, window=2)", "clock": "100mbps", "profile": "T4"}
+ADAPTIVE = {
+    **REPLICAS,
+    "replica_gradient": "GraVAC(1.1, 2.0, window=2)",
+    "clock": "100mbps",
+    "profile": "T4",
+    "steps": 4,
+}
 
 FIELD_CHANGES: dict[str, Change] = {
     "name": Change({"name": "other"}, "records"),
@@ -51,7 +57,7 @@ FIELD_CHANGES: dict[str, Change] = {
     "num_microbatches": Change({"num_microbatches": 2}, "cost"),
     "num_replicas": Change({"num_replicas": 2}, "cost", {"num_microbatches": 2}),
     "replica_gradient": Change({"replica_gradient": "TopK(0.1)"}, "loss", REPLICAS),
-    "compress_from": Change({"compress_from": 3}, "loss", {"forward": "TopK(0.1)"}),
+    "compress_from": Change({"compress_from": 1}, "loss", {"forward": "TopK(0.1)"}),
     "fused_embedding": Change({"fused_embedding": True}, "cost", {**REPLICAS, **TIED}),
     "tied_gradient": Change({"tied_gradient": "ErrorFeedback(TopK(0.1))"}, "loss", TIED),
     "clock": Change({"clock": "10gbps"}, "records", ADAPTIVE),
@@ -71,7 +77,7 @@ FIELD_CHANGES: dict[str, Change] = {
     "optimizer.epsilon": optimizer(ADAMW, epsilon=0.1),
     "optimizer.warmup_steps": optimizer(warmup_steps=3),
     "optimizer.decay": optimizer(decay="linear"),
-    "optimizer.decay_at": optimizer({"learning_rate": 0.1, "decay": "steps", "decay_at": [3]}, decay_at=[2]),
+    "optimizer.decay_at": optimizer({"learning_rate": 0.1, "decay": "steps", "decay_at": [2]}, decay_at=[1]),
     "optimizer.decay_epochs": optimizer(COSINE, decay_epochs=3),
     "optimizer.decay_every": optimizer(COSINE, decay_every="epoch"),
     "optimizer.clip_norm": optimizer(clip_norm=0.1),
@@ -93,10 +99,10 @@ FIELD_CHANGES: dict[str, Change] = {
     "recompute": Change({"recompute": True}, "cost"),
     "checkpoint_every_steps": Change({"checkpoint_every_steps": 5}, "records"),
     "checkpoint_at_steps": Change({"checkpoint_at_steps": [0]}, "records"),
-    "evaluate_every_steps": Change({"evaluate_every_steps": 3}, "records"),
+    "evaluate_every_steps": Change({"evaluate_every_steps": 2}, "records"),
     "evaluate_samples": Change({"evaluate_samples": 7}, "records"),
     "evaluate_batchnorm_batches": Change({"evaluate_batchnorm_batches": 1}, "records"),
-    "profile_every_steps": Change({"profile_every_steps": 3}, "records"),
+    "profile_every_steps": Change({"profile_every_steps": 1}, "records"),
     "timeout_s": Change({"timeout_s": 60}, "placement"),
     "grace_s": Change({"grace_s": 5}, "placement"),
 }

@@ -237,10 +237,19 @@ def with_slow(names, *slow):
     return [pytest.param(name, marks=pytest.mark.slow if name in slow else ()) for name in names]
 
 
-def sevenths(*parts, names=RUNS, of=7):
-    """Return the names of runs as parameters, marked slow but for these parts (0 to 6) of seven.
+def few_of_each(variants, most, kind):
+    """Return variants as parameters, marked slow but for the first `most` of each kind."""
+    kinds = [kind(variant) for variant in variants]
+    return [
+        pytest.param(variant, marks=pytest.mark.slow if kinds[:i].count(kinds[i]) >= most else ())
+        for i, variant in enumerate(variants)
+    ]
 
-    Laws over all runs take different parts, so that each run is in the fast suite with one law or two.
+
+def shares(*parts, names=RUNS, of=14):
+    """Return the names of runs as parameters, marked slow but for these parts (from 0) of so many.
+
+    Laws over all runs take different parts, so that most runs are in the fast suite with a law.
     """
     places = {name: place for place, name in enumerate(RUNS) if name in names}
     return with_slow(places, *(name for name, place in places.items() if place % of not in parts))

@@ -144,7 +144,7 @@ def refusals(rank, world_size, folder):
 
 
 def everything(rank, world_size, folder):
-    """Return whether each training is the same with a probe, bit for bit, and the refusals."""
+    """Return whether each training is the same with a probe, bit for bit, the refusals, and the folder."""
     same = {}
     for train in (pipeline, zero_bubble, merged, replicas, both):
         name = train.__name__
@@ -153,4 +153,4 @@ def everything(rank, world_size, folder):
         dist.barrier()
         same[name] = losses == probed and all(map(torch.equal, parameters, ends))
     spoiled(rank, folder / "spoiled")
-    return {"same": same, "refusals": refusals(rank, world_size, folder)}
+    return {"same": same, "refusals": refusals(rank, world_size, folder), "folder": folder}

@@ -195,7 +195,7 @@ def test_interrupted_trials_resume_under_their_numbers(opened):
 @pytest.mark.parametrize(
     ("trials", "changes"),
     [
-        (13, {}),  # TPE begins after ten
+        pytest.param(13, {}, marks=pytest.mark.slow),  # TPE begins after ten
         pytest.param(6, {"sampler": "random"}, marks=pytest.mark.slow),
         (10, {"sampler": "nsga2", "population": 4}),
     ],
@@ -230,7 +230,7 @@ class KilledError(Exception):
 
 
 @pytest.mark.parametrize(
-    "sampler", ["tpe", "grid", *(pytest.param(name, marks=pytest.mark.slow) for name in ("random", "nsga2"))]
+    "sampler", ["tpe", *(pytest.param(name, marks=pytest.mark.slow) for name in ("grid", "random", "nsga2"))]
 )
 def test_killed_at_any_moment_no_trial_is_lost_or_counted_twice(opened, tmp_path, monkeypatch, sampler):
     """At any write of rows or of sqlite; and with sqlite lost or damaged."""

@@ -376,23 +376,6 @@ def test_a_run_trained_in_parts_has_the_bits_of_a_whole_one(whole, tmp_path):
     pd.testing.assert_frame_equal(parts.steps[columns], run.steps[columns][: len(parts.steps)])
 
 
-def test_a_plan_says_what_a_budget_buys_and_chooses_the_seeds(tmp_path, few_simulations):
-    path = race_study(tmp_path, seeds=list(range(5)))
-    search, lines = search_of(path, tmp_path / "out", budget=Budget.parse("1h"))
-    train_all(search)
-    assert lines[0].startswith("Budget 1h: a run takes")
-    assert "2 settings and dense race on" in lines[0]
-    assert "with half the budget" in lines[1]
-    study = read_study(tmp_path / "out" / "study.toml")
-    assert study.seeds == tuple(range(5))
-    assert study.planned_seeds in {3, 5}
-    assert StudyFile(tmp_path / "out").seeds == study.seeds[: study.planned_seeds]
-    planned = [row for row in search.ledger.rows if row.trial not in search.rounds.further and row.name is None]
-    assert all(len(row.seeds) <= study.planned_seeds for row in planned)
-    assert "of 1h spent. Decided:" in search.summary()[-1]
-    assert "Open: 0 settings" in search.summary()[-1]
-
-
 def test_a_budget_below_one_pair_is_refused_with_the_cost_of_a_pair(tmp_path):
     search, _ = search_of(race_study(tmp_path), tmp_path / "out", budget=Budget.parse(1e-3))
     train_all(search)
@@ -400,13 +383,16 @@ def test_a_budget_below_one_pair_is_refused_with_the_cost_of_a_pair(tmp_path):
     assert {run.name for run in (tmp_path / "out" / "trials").iterdir()} == {"0-s0"}
 
 
-def test_race_out_of_budget_resumes_with_larger_budget(tmp_path, few_simulations):
-    path, out = race_study(tmp_path), tmp_path / "out"
+def test_a_race_out_of_budget_resumes_with_a_larger_one_whose_plan_chooses_the_seeds(tmp_path, few_simulations):
+    path, out = race_study(tmp_path, seeds=list(range(5))), tmp_path / "out"
     left = iter([1e9, 1e9])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Spending, "remaining_s", lambda self, trained_s: next(left, 0.0))
-        search, _ = search_of(path, out, budget=Budget.parse("1h"))
+        search, lines = search_of(path, out, budget=Budget.parse("1h"))
         train_all(search)
+    assert lines[0].startswith("Budget 1h: a run takes")
+    assert "2 settings and dense race on" in lines[0]
+    assert "with half the budget" in lines[1]
     assert any(line.startswith("Open: trial") for line in search.summary())
     last = search.summary()[-1]
     assert last.startswith("The budget ended the race: ")
@@ -420,8 +406,15 @@ def test_race_out_of_budget_resumes_with_larger_budget(tmp_path, few_simulations
     assert {row.status for row in search.ledger.rows} >= {"finished", "running"}
     again, _ = search_of(path, out, budget=Budget.parse("2h"))
     train_all(again)
+    assert "of 2h spent. Decided:" in again.summary()[-1]
     assert "Open: 0 settings" in again.summary()[-1]
     assert {row.status for row in again.ledger.rows} <= {"finished", "pruned"}
+    study = read_study(out / "study.toml")
+    assert study.seeds == tuple(range(5))
+    assert study.planned_seeds in {3, 5}
+    assert StudyFile(out).seeds == study.seeds[: study.planned_seeds]
+    planned = [row for row in again.ledger.rows if row.trial not in again.rounds.further and row.name is None]
+    assert all(len(row.seeds) <= study.planned_seeds for row in planned)
 
 
 @pytest.mark.slow

@@ -32,8 +32,13 @@ WORKERS = {
 }
 
 
-def test_every_study_that_comes_along_is_valid_and_its_baselines_are_dense():
-    assert set(study_names()) >= {
+@pytest.fixture(scope="module")
+def studies():
+    return {name: read_study(name) for name in study_names()}
+
+
+def test_every_study_that_comes_along_is_valid_and_its_baselines_are_dense(studies):
+    assert set(studies) >= {
         "quickstart",
         "rudakov-topk",
         "rudakov-quantize",
@@ -41,17 +46,15 @@ def test_every_study_that_comes_along_is_valid_and_its_baselines_are_dense():
         "gravac",
         "full",
     }
-    for name in study_names():
-        study = read_study(name)
+    for name, study in studies.items():
         assert isinstance(study, Study)
         if name not in SIZES:
             assert study.baselines[0].name == "dense"
         assert study.most_workers == WORKERS.get(name, 4)
 
 
-def test_a_study_written_and_read_again_is_the_same(tmp_path):
-    for name in study_names():
-        study = read_study(name)
+def test_a_study_written_and_read_again_is_the_same(studies, tmp_path):
+    for study in studies.values():
         study.write(tmp_path)
         again = read_study(tmp_path / "study.toml")
         assert again.as_mapping() == study.as_mapping()

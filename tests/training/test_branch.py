@@ -6,7 +6,7 @@ import pytest
 import torch
 from branches import same_steps
 from configurations import SMALL
-from pipelines import RUNS, SUBSPACE, TIED, sevenths
+from pipelines import RUNS, SUBSPACE, TIED, with_slow
 from runs import break_off, same_records
 from torch import nn
 
@@ -29,7 +29,7 @@ def parent(tmp_path_factory):
     return train(make_config(values), engine="inline", out=tmp_path_factory.mktemp("parent") / "run")
 
 
-@pytest.mark.parametrize("name", sevenths(4, of=14))
+@pytest.mark.parametrize("name", with_slow(RUNS, *(RUNS.keys() - {"ef21", "replicas-marina", "stashed"})))
 def test_branch_with_parent_settings_equals_parent(small, tmp_path, name):
     """Memories of links and replicas, signals of adaptive methods, delayed weights and the learning rate all go on."""
     settings = {"clock": "100mbps", "profile": "T4", **RUNS[name], "evaluate_every_steps": 2}

@@ -38,9 +38,9 @@ def reports_of(config, steps=3):
 @pytest.mark.parametrize(
     "changes",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.slow),
         {"schedule": "ZBH1", "recompute": True},
-        {"schedule": "Interleaved1F1B(2)", "num_stages": 4},
+        pytest.param({"schedule": "Interleaved1F1B(2)", "num_stages": 4}, marks=pytest.mark.slow),
         {"replica_gradient": "ErrorFeedback(TopK(0.05, index='int32'))"},
         {"num_stages": 1, "forward": "Identity", "backward": "Identity", "num_replicas": 4, "num_microbatches": 1},
     ],

@@ -4,7 +4,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from branches import same_steps, without_times
-from pipelines import RUNS, sevenths
+from pipelines import RUNS, shares
 
 from raysim import Run, train
 from raysim.analysis import Replay
@@ -21,7 +21,7 @@ def dense(settings):
     return {key: value for key, value in settings.items() if key not in COMPRESSION}
 
 
-@pytest.mark.parametrize("name", sevenths(5, names=COMPRESSED, of=14))
+@pytest.mark.parametrize("name", shares(5, names=COMPRESSED, of=28))
 def test_warmup_run_equals_branch_of_dense_run(small, tmp_path, name):
     """Links and replica methods of all kinds, with the memory of none."""
     settings = {"clock": "100mbps", "profile": "T4", "codec_speed": 1e9, **RUNS[name]}
@@ -39,7 +39,7 @@ def test_warmup_run_equals_branch_of_dense_run(small, tmp_path, name):
     same_steps(branch, run)
 
 
-@pytest.mark.parametrize("name", sevenths(13, of=14))
+@pytest.mark.parametrize("name", shares(13, of=28))
 def test_branch_at_step_0_equals_run_from_scratch(small, tmp_path, name):
     """Methods whose memory holds parameters, and weights with delays, begin in a branch as in any run."""
     settings = {"clock": "100mbps", "profile": "T4", "codec_speed": 1e9, **RUNS[name]}

@@ -15,12 +15,15 @@ from config_fields import FIELD_CHANGES
 from configurations import SMALL
 from pipelines import DROPOUT, RUNS
 from runs import break_off, same_records
+from typer.testing import CliRunner
 
 from raysim import Run, load_weights, train
+from raysim.cli import app
 from raysim.cli.train import show_run
 from raysim.codecs import TopK
 from raysim.compressors import ErrorFeedback
 from raysim.config import ConfigError, make_config
+from raysim.engine.inline import InlineEngine
 from raysim.schedules.actions import rows_to_csv
 from raysim.schedules.families import GPipe, OneFOneB
 from raysim.training.checkpoint import checkpoints
@@ -236,11 +239,29 @@ def observe(config, folder):
 def test_every_field_changes_the_run(observed, field):
     """A setting that did nothing would be a lie in `run.parquet`."""
     change = FIELD_CHANGES[field]
-    base = {"profile_every_steps": 2, **change.base}
+    base = {"profile_every_steps": 2, "steps": 3, **change.base}
     one, other = observed(base), observed({**base, **change.values})
     assert one[change.changes] != other[change.changes]
 
 
+def test_an_interrupted_command_prints_how_to_resume(tmp_path, monkeypatch):
+    step, folder = InlineEngine.step, tmp_path / "run"
+
+    def interrupted(engine, number, *signals):
+        if number == 3:
+            raise KeyboardInterrupt
+        return step(engine, number, *signals)
+
+    monkeypatch.setattr(InlineEngine, "step", interrupted)
+    words = ["digits-cnn", "steps=100000", "checkpoint_every_steps=2", "--engine", "inline", "--out", str(folder)]
+    done = CliRunner().invoke(app, ["train", *words])
+    assert done.exit_code == 130
+    assert f"raysim train {' '.join(words)} --resume" in done.output
+    assert Run(folder).status == "interrupted"
+    assert checkpoints(folder / "checkpoints")
+
+
+@pytest.mark.slow
 def test_ctrl_c_ends_cleanly_and_prints_resume_command(tmp_path):
     folder = tmp_path / "run"
     process = subprocess.Popen(

@@ -74,8 +74,14 @@ def forward(model, shape, seed, dtype=torch.float32):
     return x, y, torch.randn_like(y)
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        pytest.param(name, dtype, marks=pytest.mark.slow if (name, dtype) == ("resnet", torch.bfloat16) else ())
+        for name in MODELS
+        for dtype in (torch.float32, torch.bfloat16)
+    ],
+)
 def test_split_backward_equals_single_bit_for_bit(name, dtype):
     make, shape = MODELS[name]
     torch.manual_seed(1)

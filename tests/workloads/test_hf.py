@@ -10,6 +10,7 @@ import pytest
 import torch
 from engines import staged_gradients
 from hf_variants import CAUSAL, EACH_KIND, FAMILIES, PADDED, PICTURES, TEXT
+from pipelines import with_slow
 from tokenizers import Tokenizer, models
 from torch import nn
 
@@ -512,32 +513,35 @@ def test_tokenizer_models_refuse_byte_data(tmp_path):
         assert len(hf(TEXT._replace(num_classes=300), path=str(tmp_path))) > 1
 
 
-def test_estimated_saved_memory_equals_autograd():
+FAMILIES_OF_MEMORY = ("gpt2", "llama tied", "gemma2, two kinds of layers", "vit", "resnet", "bert")
+
+
+@pytest.mark.parametrize("family", with_slow(FAMILIES_OF_MEMORY, "gpt2", "gemma2, two kinds of layers", "resnet"))
+def test_estimated_saved_memory_equals_autograd(family):
     """Counted on fake tensors beforehand, and on real ones here: masks and rotary embeddings among them."""
-    for family in ("gpt2", "llama tied", "gemma2, two kinds of layers", "vit", "resnet", "bert"):
-        config, shape = FAMILIES[family]
-        layers = hf(shape, config=config)
-        parts = partition(layers, shape, num_stages=2, batch=2)
-        x, targets = example(shape, 2)
-        for stage, module in enumerate(parts.stages):
-            name, hidden = only_float(value_of(x))
-            x = argument_of({**value_of(x), name: hidden.detach().requires_grad_(stage > 0)})
-            kept = {}
-            held = {tensor.untyped_storage().data_ptr() for tensor in [*module.parameters(), *module.buffers()]}
+    config, shape = FAMILIES[family]
+    layers = hf(shape, config=config)
+    parts = partition(layers, shape, num_stages=2, batch=2)
+    x, targets = example(shape, 2)
+    for stage, module in enumerate(parts.stages):
+        name, hidden = only_float(value_of(x))
+        x = argument_of({**value_of(x), name: hidden.detach().requires_grad_(stage > 0)})
+        kept = {}
+        held = {tensor.untyped_storage().data_ptr() for tensor in [*module.parameters(), *module.buffers()]}
 
-            def keep(tensor, kept=kept, held=held):
-                place = tensor.untyped_storage()
-                if place.data_ptr() not in held:
-                    kept[place.data_ptr()] = (place.nbytes(), tensor)
-                return tensor
+        def keep(tensor, kept=kept, held=held):
+            place = tensor.untyped_storage()
+            if place.data_ptr() not in held:
+                kept[place.data_ptr()] = (place.nbytes(), tensor)
+            return tensor
 
-            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-                y = module(x)
-                if stage == 1:
-                    loss = nn.functional.cross_entropy(y.flatten(0, -2), targets.flatten())
-            for tensor in [*floats(value_of(x)).values(), *([loss] if stage == 1 else floats(value_of(y)).values())]:
-                keep(tensor)
-            saved = sum(size for size, _ in kept.values())
-            assert saved == pytest.approx(parts.footprints()[stage].saved, rel=0.1), (family, stage)
-            x = y
-        loss.backward()
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            y = module(x)
+            if stage == 1:
+                loss = nn.functional.cross_entropy(y.flatten(0, -2), targets.flatten())
+        for tensor in [*floats(value_of(x)).values(), *([loss] if stage == 1 else floats(value_of(y)).values())]:
+            keep(tensor)
+        saved = sum(size for size, _ in kept.values())
+        assert saved == pytest.approx(parts.footprints()[stage].saved, rel=0.1), (family, stage)
+        x = y
+    loss.backward()
