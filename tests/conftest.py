@@ -64,13 +64,9 @@ def pytest_xdist_make_scheduler(config, log):
     class ByFile(LoadScopeScheduling):
         def _split_scope(self, nodeid):
             file = nodeid.partition("::")[0]
-            return (
-                "ray"
-                if starts_ray(file)
-                else "ranks"
-                if file.startswith(("tests/distributed/", "tests/probing/test_probe.py"))
-                else file
-            )
+            if starts_ray(file):
+                return "ray"
+            return "ranks" if file.startswith(("tests/distributed/", "tests/probing/test_probe.py")) else file
 
     config.option.loadscopereorder = False  # the longest, those of Ray, come first
     return ByFile(config, log)
