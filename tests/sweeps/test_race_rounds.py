@@ -178,7 +178,7 @@ def search_of(path, out, **changes):
         same: dict[str, Any] = {
             "objectives": study.objectives,
             "engine": "inline",
-            "compute": "auto",
+            "pricing": study.pricing,
             "screens": study.screens,
         }
         return TrialSpec(row.trial, config, seeds, str(out), bundles=bundles, **same)

@@ -15,7 +15,7 @@ from raysim.config import ConfigError, make_config
 from raysim.records import Run
 from raysim.sweeps import allocation
 from raysim.sweeps.allocation import choose_engine, count_bytes, fit
-from raysim.sweeps.objectives import Objective
+from raysim.sweeps.objectives import Objective, Pricing
 from raysim.sweeps.runner import Sweep, SweepError
 from raysim.sweeps.search import LedgerSearch
 from raysim.sweeps.study_file import read_study
@@ -23,6 +23,8 @@ from raysim.sweeps.trial import SweepTrial, TrialSpec
 from raysim.sweeps.trial_rows import best_trials
 from raysim.sweeps.tuning import Watch
 from raysim.training.train import train
+
+CPU: Pricing = {"compute": "cpu", "profile": None}
 
 
 def sweep(path, out, **options):
@@ -116,7 +118,7 @@ def test_relative_paths_lead_from_the_folder_of_the_sweep(tmp_path, monkeypatch)
     data = {"name": "table", "path": "table.csv", "target": "price"}
     config = make_config({**BASE, "name": "small", "data": data, "model": "mlp", "steps": 6, "profile_every_steps": 2})
     objectives = (Objective("r2_on"),)
-    spec = TrialSpec(0, config, (0,), str(tmp_path), objectives, "inline", "cpu", [], folder=str(tmp_path))
+    spec = TrialSpec(0, config, (0,), str(tmp_path), objectives, "inline", CPU, [], folder=str(tmp_path))
     monkeypatch.chdir(tmp_path / "elsewhere")
     trial = SweepTrial({"trial": spec})
     while not (result := trial.train())["done"]:
@@ -143,7 +145,7 @@ def test_stages_are_used_again_and_thrown_away_after_a_failure(ray, tmp_path):
     def spec(number, **changes):
         config = make_config({**BASE, "name": "small"} | changes)
         objectives = (Objective("loss_on"),)
-        return {"trial": TrialSpec(number, config, (0,), str(tmp_path), objectives, "ray", "cpu", bundles)}  # type: ignore[arg-type]
+        return {"trial": TrialSpec(number, config, (0,), str(tmp_path), objectives, "ray", CPU, bundles)}  # type: ignore[arg-type]
 
     trial = ray.remote(Probe).options(num_cpus=0, scheduling_strategy=place).remote(spec(0))
     try:
