@@ -152,7 +152,8 @@ def contexts(results: Results, *, quality: str = "auto", margin: float | None = 
         return []
     keys = compared_keys(results.keys)
     groups = begun.groupby([begun[key].map(repr) for key in keys], sort=False) if keys else [("", begun)]
-    counts = {whole: _predictions(results, "samples" if whole else "predictions") for whole in (False, True)}
+    evals = results.table("evals", ["predictions", "samples"])
+    counts = {whole: _fewest(evals, "samples" if whole else "predictions") for whole in (False, True)}
     plans = {name: results.planned_seeds(name) for name in runs["study"].dropna().unique()}
     comparable = []
     for _, candidates in groups:
@@ -216,12 +217,9 @@ def _begun(results: Results, runs: pd.DataFrame) -> frozenset[Setting]:
     return frozenset(settings) - {Setting()}
 
 
-def _predictions(results: Results, column: str) -> dict[str, int]:
-    """Return the number of predictions, or of samples judged as a whole, in each run's evaluations."""
-    if column not in results.evals:
-        return {}
-    evals = results.evals[["run", column]].dropna()
-    fewest = evals.groupby("run", observed=True)[column].min()
+def _fewest(evals: pd.DataFrame, column: str) -> dict[str, int]:
+    """Return the least number of predictions, or of samples judged as a whole, in each run's evaluations."""
+    fewest = evals[["run", column]].dropna().groupby("run", observed=True)[column].min()
     return {str(run): int(count) for run, count in fewest.items()}
 
 

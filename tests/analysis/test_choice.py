@@ -91,7 +91,8 @@ def make_runs(folder, accuracies, **changes):
             finals = (
                 {} if accuracy is None else {"accuracy_on": accuracy, "accuracy_off": accuracy, "loss_on": 1 - accuracy}
             )
-            write_run(folder / f"{place}-s{seed}", forward=forward, seed=seed, status=status, finals=finals, **changes)
+            options = {"tables": False, **changes}
+            write_run(folder / f"{place}-s{seed}", forward=forward, seed=seed, status=status, finals=finals, **options)
 
 
 def test_settings_are_safe_only_if_bound_is_within_margin(tmp_path):

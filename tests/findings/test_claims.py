@@ -397,7 +397,7 @@ def made(folder, accuracies, seeds=5, diverged=(), **changes):
                 status=status,
                 finals={} if lost else finals,
                 extra=setting.changes(),
-                **changes,
+                **{"tables": bool(diverged), **changes},
             )
 
 
