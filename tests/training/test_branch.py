@@ -29,7 +29,9 @@ def parent(tmp_path_factory):
     return train(make_config(values), engine="inline", out=tmp_path_factory.mktemp("parent") / "run")
 
 
-@pytest.mark.parametrize("name", with_slow(RUNS, *(RUNS.keys() - {"ef21", "replicas-marina", "stashed"})))
+@pytest.mark.parametrize(
+    "name", with_slow(RUNS, *(RUNS.keys() - {"ef21", "replicas-dgc", "replicas-marina", "stashed"}))
+)
 def test_branch_with_parent_settings_equals_parent(small, tmp_path, name):
     """Memories of links and replicas, signals of adaptive methods, delayed weights and the learning rate all go on."""
     settings = {"clock": "100mbps", "profile": "T4", **RUNS[name], "evaluate_every_steps": 2}
