@@ -56,8 +56,8 @@ def pipeline(table: Table, row: Table, column: str, overhead_s: float) -> float:
 
 def _searched(row: Table) -> ZB:
     """Return ZB-2p's order, searched for the row's times in twice the memory of 1F1B."""
-    times = (row[name] for name in ("forward_s", "input_s", "weight_s", "message_s"))
-    return ZB(*times, memory=2, kept=row["kept"])
+    forward_s, input_s, weight_s, message_s = (row[name] for name in ("forward_s", "input_s", "weight_s", "message_s"))
+    return ZB(forward_s, input_s, weight_s, message_s, memory=2, kept=row["kept"])
 
 
 def local_steps(table: Table, row: Table, column: str, _: float) -> float:

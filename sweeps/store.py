@@ -17,7 +17,6 @@ from pyarrow import fs
 from raysim.config import ConfigError
 from raysim.storage.files import LOCK, FolderLock, check_inside, os_sentence, private_folder, write_whole
 from raysim.storage.places import Place, PlaceError, check_answers, in_bucket, list_bucket, local_path
-from raysim.sweeps.study import PROFILE, SPACE
 from raysim.training.checkpoint import checkpoints
 
 FOLDERS = ("trials", "confirm", "tensorboard", "tune", "screen", "race")  # in a study's folder, or a decision's
@@ -168,7 +167,7 @@ class Store:
             return False
         names = {path.name for path in self.local.iterdir()}
         drafts = {name for name in names if name.startswith(".study.toml.")}
-        return LOCK in names and names - drafts <= {LOCK, SPACE, PROFILE}
+        return LOCK in names and names - drafts <= {LOCK, "space.py", "profile.json"}
 
     def _send_file(self, name: str) -> None:
         stat = (self.local / name).stat()

@@ -202,7 +202,11 @@ def _marked(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Escape all Markdown."""
+    r"""Escape all Markdown.
+
+    >>> print(_plain("<b>a|b</b> *c* [d]"))
+    \<b\>a\|b\</b\> \*c\* \[d\]
+    """
     return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", text)
 
 

@@ -75,7 +75,7 @@ def test_export_calls_no_function_named_in_records(tmp_path, monkeypatch, small)
         mutate(run.folder, "run", "data", data)
         sentence = f"Data `{data}` is named by a record.*`--trust {data.partition(':')[0]}`"
         with pytest.raises(ConfigError, match=sentence):
-            save_pretrained(run, tmp_path / "other")
+            save_pretrained(Run(run.folder), tmp_path / "other")
         assert output("export", run.folder, "other")[0] == 2
     assert not (tmp_path / "marker").exists()
     assert not (tmp_path / "other").exists()

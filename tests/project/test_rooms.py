@@ -53,7 +53,7 @@ RECORDS = {
     "units",
 }
 PRICED_RUNS = {"analysis.data", "analysis.runs"}
-STUDIES = {"config", "sweeps.budget", "sweeps.objectives", "sweeps.space"}
+STUDIES = {"config", "network", "sweeps.budget", "sweeps.objectives", "sweeps.space"}
 
 ROOMS = {
     "raysim.limits": (set(), set()),
