@@ -174,7 +174,11 @@ def any_priced(objectives: Sequence[Objective]) -> bool:
 
 
 def cost_among(objectives: Sequence[Objective]) -> Objective | None:
-    """Return the objective that orders settings of equal quality: the first price, or else the bytes; None without either."""
+    """Return the objective that orders settings of equal quality: the first price, or else the bytes; None without either.
+
+    >>> cost_among([Objective("loss_on"), Objective("wire_bytes"), Objective("step_s@1gbps")]).name
+    'step_s@1gbps'
+    """
     costs = [each for each in objectives if not each.evaluates]
     return next((each for each in costs if each.network is not None), next(iter(costs), None))
 

@@ -173,7 +173,7 @@ class _End(NamedTuple):
     profile: Profile
     """The first one's costs of all steps of the table."""
     moments: Moments
-    """Of the first profile."""
+    """Ends of work, with the costs of the first profile."""
     began_s: Floats
     """Start of the priced step, on the table's clock."""
     pipeline_s: Floats

@@ -99,8 +99,8 @@ def step_collectives(
     """Return the collectives that end a step, shared by steps of equal messages; `labels`: see `raysim.network.rounds.equal_hosts`."""
     coded = np.flatnonzero(profile.method_s)
     costs = (tuple(each.tolist()) for each in (profile.gradient_bytes, profile.bucketed_bytes, coded))
-    make = _few if len(placement.hosts) <= MOST_KEPT else _many
-    return make(profile.transfers.tobytes(), *costs, profile.transport, placement, owner, host_sites, labels)
+    shared = _shared_by_few if len(placement.hosts) <= MOST_KEPT else _shared_by_many
+    return shared(profile.transfers.tobytes(), *costs, profile.transport, placement, owner, host_sites, labels)
 
 
 def _collectives(
@@ -156,7 +156,7 @@ def _collectives(
     )
 
 
-_few, _many = lru_cache(maxsize=256)(_collectives), lru_cache(maxsize=16)(_collectives)
+_shared_by_few, _shared_by_many = (lru_cache(maxsize=count)(_collectives) for count in (256, 16))  # workers
 
 
 @lru_cache(maxsize=128)

@@ -27,7 +27,7 @@ from raysim.workloads.stage_costs import Shadow
 from raysim.workloads.task import Task, answer_span, make_task
 
 _SHADOWS: dict[str, Shadow] = {}
-"""Models whose costs are counted, by what these depend on: a process often prepares many runs of one model."""
+"""Counted costs of models by model, data shape, microbatch and loss: the runs of a process often share one model."""
 
 
 @dataclass

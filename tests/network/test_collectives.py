@@ -323,7 +323,7 @@ def test_collectives_are_part_of_the_step(
 def test_steps_priced_together_take_as_long_as_alone(
     num_replicas: int, num_stages: int, seed: int, packed: bool
 ) -> None:
-    """Whether they share their messages, and whatever their codecs, compute and buckets."""
+    """With equal or different messages, codecs, compute and buckets."""
     random = np.random.default_rng(seed)
 
     def seconds() -> np.ndarray:
