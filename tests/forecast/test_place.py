@@ -82,7 +82,7 @@ def test_averages_kept_from_other_placements_have_equal_prices(
     placements = [tuple(rng.permutation(14)[:12].tolist()) for _ in range(3)]
     placements += [(b, a, *rest) for a, b, *rest in placements]  # neighbours, which differ in two hosts
     kept = [price(step, hosts, network) for hosts in placements]
-    step_end._few.cache_clear()
+    step_end._shared_by_few.cache_clear()
     monkeypatch.setattr(step_end, "MOST_KEPT", 0)
     assert [price(step, hosts, network) for hosts in placements] == kept
     assert len(set(kept)) > 3
