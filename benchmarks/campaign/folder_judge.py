@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from configurations import SMALL
-from folder_works import CONFIG, WRITERS, check_prefix, sweep
+from folder_works import CONFIG, WRITERS, check_prefix, sweep, whole_run, whole_study
 from runs import same_records, same_tables
 
 from raysim import analysis
@@ -54,14 +54,13 @@ def _judge_pack(*, study: bool) -> None:
     assert len(packed)
     for run in packed.runs["run"]:
         if study:
-            whole = analysis.load("../whole-study/run")
-            same_tables(Run(packed.path(run)), Run(whole.path(run)))
+            same_tables(Run(packed.path(run)), whole_run(whole_study().path(run)))
         else:
             assert check_prefix(Run(packed.path(run))) == SMALL["steps"]
 
 
 def _judge_run(outcomes: list[dict[str, Any]], works: list[str | None]) -> None:
-    whole = Run("../whole/run")
+    whole = whole_run("../whole/run")
     if Path("run/run.parquet").exists():
         check_prefix(Run("run"))
         assert not [problem for problem in analysis.load("run").problems if "finished" not in problem]
@@ -81,10 +80,10 @@ def _judge_study(*, confirmed: bool) -> None:
     done = sweep(resume=Path("run/study.toml").exists(), confirm=confirmed)
     assert "refused" not in done, done
     assert set(done["confirmed"]) <= {"finished"}, done
-    mine, whole = analysis.load("run"), analysis.load("../whole-study/run")
+    mine, whole = analysis.load("run"), whole_study()
     assert [one for one in mine.problems if one not in whole.problems] == [], mine.problems
     alike = ["trial", "name", "status", "notation", "objective.accuracy_on"]
     own = mine.trials[mine.trials["study"] == whole.trials["study"].iloc[0]] if confirmed else mine.trials
     assert own[alike].reset_index(drop=True).equals(whole.trials[alike]), mine.trials[alike].to_string()
     for run in whole.runs["run"]:
-        same_records(Run(mine.path(run)), Run(whole.path(run)))
+        same_records(Run(mine.path(run)), whole_run(whole.path(run)))

@@ -44,9 +44,11 @@ class Worker:
             os.chdir(self.folder / whole)
             done = [WORKS[work]()]
             os.chdir(self._copy(whole))
+            judged = judge(done, [work], POWER, study=work == "sweep")
             done += [WORKS[name]() for name in [*more, "load", "pack", "report"]]
             os.chdir(self.folder)
             assert not [one for one in done if "refused" in one], done
+            assert judged == {"harm": None}, judged
 
     def make(self, starts: Iterable[str]) -> None:
         """Make the starts."""

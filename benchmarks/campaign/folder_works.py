@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 from configurations import SMALL
 from runs import MEASURED, break_off
 from studies import BASE, write_study
@@ -27,6 +29,18 @@ STUDY = {
     "space": {"forward": ["Identity", "Quantize(8)", "Quantize(7)", "Quantize(6)"]},
     "symbols": None,
 }
+
+
+class WholeRun(Run):
+    """A run that nobody disturbs: each table is read once, for all processes that are forked later."""
+
+    @cache
+    def _table(self, name: str) -> pd.DataFrame:
+        return super()._table(name)
+
+
+whole_run = cache(WholeRun)
+whole_study = cache(lambda: analysis.load("../whole-study/run"))
 
 
 def _train(*, resume: bool) -> dict[str, Any]:
@@ -58,7 +72,7 @@ def _load() -> dict[str, Any]:
 
 def check_prefix(run: Run) -> int:
     """Check that the records are the first of the whole run's, bit for bit; return the number of steps."""
-    whole = Run("../whole/run")
+    whole = whole_run("../whole/run")
     for table in ("steps", "links", "evals"):
         have, want = (getattr(one, table).drop(columns=MEASURED, errors="ignore") for one in (run, whole))
         assert have.empty or have.equals(want.head(len(have))), f"{table}: {have['step'].tolist()}"
