@@ -90,11 +90,10 @@ class BranchFamily:
 
 def families(results: Results, *, quality: str = "auto", margin: float | None = None) -> list[BranchFamily]:
     """Return the branches of each dense run of `results`."""
-    rows = {str(row["run"]): row for row in results.runs.to_dict("records")}
     alike = compared_keys(results.keys, besides=_LENGTH)
     groups: dict[tuple[str, ...], list[tuple[int, BranchPart]]] = {}
     for context in contexts(results, quality=quality, margin=margin):
-        row = rows[str(context.rows["run"].iloc[0])]
+        row = results.rows[str(context.rows["run"].iloc[0])]
         if (parent := plain(row.get("parent"))) is None:
             continue
         first = int(plain(row.get("first_step")) or 0)

@@ -88,7 +88,7 @@ def settings(
             options = {"compute": compute, "profile": profile}
             options["transport"] = transport or results.transport_of(runs["study"].dropna())
             pairs = [(str(run), partners[run]) for run in runs["run"] if run in partners]
-            rows += [row | _price(results, pairs, network, options) for network in parsed] or [row]
+            rows += [row | price_of_pairs(results, pairs, network, options) for network in parsed] or [row]
     return pd.DataFrame(rows, columns=[*_COLUMNS, *(_PRICES if parsed else ())])
 
 
@@ -185,10 +185,10 @@ def _spread(sample: PairedSample, prior: Prior, margin: float) -> dict[str, floa
     }
 
 
-def _price(
-    results: Results, pairs: Sequence[tuple[str, str]], network: Network, options: dict[str, Any]
+def price_of_pairs(
+    results: Results, pairs: Sequence[tuple[str, str]], network: Network, options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the break-even and the speed-up of a setting over its runs, each with its dense run."""
+    """Return the price of a setting as in `settings`, over its runs, each paired with its dense run; `options`: for `replay`."""
     evens, steps, speedups = [], [], []
     for pair in pairs:
         try:

@@ -160,7 +160,7 @@ def contexts(results: Results, *, quality: str = "auto", margin: float | None = 
         group = candidates[candidates["status"].isin(FINISHED)]
         if group.empty:
             continue
-        own = measures_of(group.iloc[0].to_dict())
+        own = measures_of(results.rows[group["run"].iloc[0]])
         if quality != "auto" and quality not in own:
             for run in group["run"]:
                 results.complain(f"The run {run} does not measure {quality}, and is not compared.")
@@ -184,8 +184,8 @@ def contexts(results: Results, *, quality: str = "auto", margin: float | None = 
 def _rows(results: Results, runs: pd.DataFrame, measure: Measure, predictions: Mapping[str, int]) -> pd.DataFrame:
     rows = []
     name = measure.name
-    for row in runs.to_dict("records"):
-        run = row["run"]
+    for run in runs["run"]:
+        row = results.rows[run]
         values = {f"{name}_{mode}": _number(row.get(f"final_{name}_{mode}")) for mode in MODES}
         chance = _number(row.get(f"chance_{name}"))
         if row["status"] == "diverged":
@@ -213,7 +213,7 @@ def _rows(results: Results, runs: pd.DataFrame, measure: Measure, predictions: M
 
 def _begun(results: Results, runs: pd.DataFrame) -> frozenset[Setting]:
     """Return the compressed settings of the runs that confirm no choice."""
-    settings = {Setting.of(row) for row in runs.to_dict("records") if not is_confirmation(results.path(row["run"]))}
+    settings = {Setting.of(results.rows[run]) for run in runs["run"] if not is_confirmation(results.path(run))}
     return frozenset(settings) - {Setting()}
 
 

@@ -95,14 +95,13 @@ def size_families(results: Results, *, quality: str = "auto", within: float | No
     judged = judged[judged["seeds"] > 0]
     if judged.empty:
         raise AnalysisError("A law of size needs compressed and dense runs of the same seeds, but there are none.")
-    runs: dict[str, Mapping[Any, Any]] = {str(row["run"]): row for row in results.runs.to_dict("records")}
     tokens = _tokens_of_sample(results)
     keys = compared_keys(results.keys, besides=SIZE_KEYS)
     families: dict[tuple[str, ...], SizeFamily] = {}
     jobs: dict[tuple[str, ...], Mapping[Any, Any]] = {}
     for row in judged.to_dict("records"):
         run = row["runs"][0]
-        facts = runs[run]
+        facts = results.rows[run]
         key = tuple(_without_size(name, facts.get(name)) for name in keys)
         trained = any(plain(facts.get(name)) is not None for name in ("model.path", "parent"))
         family = families.setdefault(key, SizeFamily("", trained))

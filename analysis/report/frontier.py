@@ -8,9 +8,9 @@ from typing import Any
 
 import pandas as pd
 
-from raysim.analysis.comparison.choice import divergence
+from raysim.analysis.comparison.choice import divergence, price_of_pairs
 from raysim.analysis.data.folders import over
-from raysim.analysis.report.material import MODES, JobRuns, Material, SettingRuns, judged_by_run
+from raysim.analysis.report.material import MODES, JobRuns, Material, SettingRuns
 from raysim.analysis.report.page import (
     BLACK,
     COLOURS,
@@ -38,13 +38,14 @@ from raysim.analysis.report.words import (
 )
 from raysim.analysis.runs.estimates import Estimate
 from raysim.config.identity import is_missing
+from raysim.network.topology import Network
 from raysim.notation import Method, read_method
 from raysim.records import with_replicas
 
 # --- step time against quality, with the dense baseline -----------------------------------------------------------------------
 
 
-BREAK_EVEN = "1gbps"  # a link without latency, whose bandwidth is varied
+BREAK_EVEN = Network(1e9)  # a link without latency, whose bandwidth is varied
 
 
 def frontier_blocks(job: JobRuns, material: Material) -> list[Block]:
@@ -114,12 +115,11 @@ SIDES = ("middle right", "top right", "middle left", "bottom right")  # of a poi
 
 def _settings_table(job: JobRuns, material: Material) -> Table:
     """Return a table of the highlighted settings, with the bandwidth below which they pay off."""
-    runs = material.results.select([run for setting in job.named for run in setting.runs])
-    even = judged_by_run(runs, networks=BREAK_EVEN, **material.options)
     rows = []
     for i, setting in enumerate(job.named, start=1):
         judged = setting.judged
-        priced = next((even[run] for run in setting.runs if run in even), None)
+        pairs = [(run, material.partners[run]) for run in setting.runs if run in material.partners]
+        even = price_of_pairs(material.results, pairs, BREAK_EVEN, material.options)
         evidence = against_dense(setting, job.measure) if judged else ""
         rows.append(
             {
@@ -130,7 +130,7 @@ def _settings_table(job: JobRuns, material: Material) -> Table:
                 "factor": setting.factor,
                 "step": setting.step_s or "not priced",
                 "speed-up": faster(setting),
-                "pays below": "" if setting.dense else below(priced) if priced else "unknown",
+                "pays below": "" if setting.dense else below(even),
                 **{mode: setting.quality[mode] for mode in MODES},
                 "verdict": setting.verdict or ("baseline" if setting.dense else "no dense run"),
                 "quality": f"{evidence}; {divergence(judged)}" if setting.verdict == "safe" else evidence,

@@ -235,7 +235,8 @@ class Material:
     @cached_property
     def judged(self) -> dict[str, dict[str, Any]]:
         """The row of `raysim.analysis.settings` to which each finished run contributes."""
-        return judged_by_run(self.finished)
+        rows = judge_settings(self.finished).to_dict("records")
+        return {run: {str(key): value for key, value in row.items()} for row in rows for run in row["runs"]}
 
     @cached_property
     def partners(self) -> dict[str, str]:
@@ -300,12 +301,3 @@ class Material:
         """Return the means over runs by network."""
         means = np.mean(by_run, axis=0).tolist()
         return {name: kind(*values) for name, values in zip(self.networks, means, strict=True)}
-
-
-def judged_by_run(results: Results, **options: Any) -> dict[str, dict[str, Any]]:
-    """Return for each run the row of `raysim.analysis.settings` to which it contributes; `options` are its arguments."""
-    return {
-        run: {str(key): value for key, value in row.items()}
-        for row in judge_settings(results, **options).to_dict("records")
-        for run in row["runs"]
-    }

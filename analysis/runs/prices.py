@@ -168,7 +168,7 @@ def dense_partners(results: Results, *, without: Collection[str] = ()) -> dict[s
     It has the same job, engine and schedule; of several, the most similar one in all but compression, then in its seed.
     `without`: runs to leave out, such as those without a price.
     """
-    rows = results.runs[results.runs["status"].isin(FINISHED)].to_dict("records")
+    rows = [row for row in results.rows.values() if row["status"] in FINISHED]
     keys = compared_keys(results.keys)
     values = [[as_text(row.get(key)) for key in keys] for row in rows]
     kinds = [(row["job"], price_key(row)) for row in rows]

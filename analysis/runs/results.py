@@ -81,6 +81,11 @@ class Results:
         """The folders of the studies, by name."""
         return dict(self._contents.studies)
 
+    @cached_property
+    def rows(self) -> dict[str, dict[Any, Any]]:
+        """The row of each run in `runs`, by its name."""
+        return {str(row["run"]): row for row in self.runs.to_dict("records")}
+
     @property
     def measures(self) -> dict[str, Measure]:
         """The measures of all runs, by name."""
@@ -228,8 +233,7 @@ class Results:
         run. Raises AnalysisError if there is no such table or column.
         """
         files = self._files(name)
-        most = dict(zip(self.runs["run"], (most_rows(name, row) for row in self.runs.to_dict("records")), strict=True))
-        bounds = {file: most.get(run) for run, of_run in files.items() for file in of_run}
+        bounds = {file: most_rows(name, self.rows[run]) for run, of_run in files.items() for file in of_run}
         source = {file: i for i, of_run in enumerate(files.values()) for file in of_run}
         schema = schema_of(name, self.measures)
         wanted = list(schema.names if columns is None else [c for c in columns if c != "run"])

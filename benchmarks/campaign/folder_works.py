@@ -8,14 +8,15 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 from configurations import SMALL
 from runs import MEASURED, break_off
 from studies import BASE, write_study
 
 from raysim import analysis
+from raysim.analysis import Results
 from raysim.config import ConfigError, make_config
 from raysim.records import Recorder, RecordsError, Run
+from raysim.storage.places import Place
 from raysim.training.run import Training
 from raysim.training.train import train
 
@@ -31,16 +32,18 @@ STUDY = {
 }
 
 
-class WholeRun(Run):
-    """A run that nobody disturbs: each table is read once, for all processes that are forked later."""
+@cache
+def whole_run(folder: str | Place) -> Run:
+    """Return a run that nobody disturbs; its tables are read once, for all processes that are forked later."""
+    run = Run(folder)
+    run._table = cache(run._table)  # type: ignore[method-assign]
+    return run
 
-    @cache
-    def _table(self, name: str) -> pd.DataFrame:
-        return super()._table(name)
 
-
-whole_run = cache(WholeRun)
-whole_study = cache(lambda: analysis.load("../whole-study/run"))
+@cache
+def whole_study() -> Results:
+    """Return the study that nobody disturbs."""
+    return analysis.load("../whole-study/run")
 
 
 def _train(*, resume: bool) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 from file_calls import Process
 from hypothesis import given
 from hypothesis import strategies as st
@@ -98,6 +99,7 @@ def read():
     return {"read": path.read_text() if path.exists() else None, "locked": is_locked(Path("run"))}
 
 
+@pytest.mark.slow
 def test_processes_that_are_held_end_as_the_ones_that_stand_for_them(tmp_path):
     (tmp_path / "alone").mkdir()
     alone = Process(write, tmp_path / "alone", mode="list").wait()

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from raysim.codecs import warm
+from raysim.codecs import DTYPES, warm
 from raysim.pipeline.stage import Stage
 from raysim.pipeline.state import under
 from raysim.values import UNNAMED, Value
@@ -26,7 +26,7 @@ class TwinStage(Stage):
         super().__init__(*arguments, **settings)
         methods: list[Any] = self.config.replica_methods()
         self._methods = [method for method in methods if method.stage_class() is type(self)]  # MARINA
-        warm({method.codec for method in self._methods})
+        warm({method.codec for method in self._methods}, [DTYPES[self.config.dtype]])
         self.twin = False
         self._previous: dict[str, Tensor] = {}  # the previous step's parameters
         self._keeps = False  # whether this step's parameters are to be kept for the next step

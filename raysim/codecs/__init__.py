@@ -32,30 +32,23 @@ CODECS: dict[str, type[Codec]] = {
     )
 }
 
-_COMMON: tuple[Codec, ...] = (
-    TopK(0.5, index="bitmap"),
-    TopK(0.5, index="elias_fano", values=Quantize(4)),
-    Quantize(3, per="channel", rounding="stochastic"),
-    Nonzero(),
-)
 
-
-def warm(codecs: Iterable[Codec] = ()) -> None:
-    """Compile the kernels of TopK, Quantize and `codecs` for every supported dtype, before a step is timed.
+def warm(codecs: Iterable[Codec], dtypes: Iterable[torch.dtype] | None = None) -> None:
+    """Compile the kernels of codecs for float32 and `dtypes`, by default all of `DTYPES`, before a step is timed.
 
     Kernels compiled by an earlier process are loaded from disk in a fraction of a second.
     """
-    for codec in (*_COMMON, *(codec.rehearsed() for codec in codecs)):
-        _warm(codec)
+    for codec in dict.fromkeys(part for each in codecs for part in each.rehearsed()):
+        for dtype in DTYPES.values() if dtypes is None else dtypes:
+            _warm(codec, dtype)
 
 
 @lru_cache(maxsize=1024)  # kernels stay loaded: the workers and runs of a process warm a codec once
-def _warm(codec: Codec) -> None:
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        x = torch.linspace(-1, 1, 192).view(4, 6, 8).to(dtype)
-        codec.encode_with_residual(x.clone(), dtype, key=1, memory=torch.zeros(x.shape))
-        packet, _ = codec.encode_with_residual(x.float(), dtype, key=1)
-        packet.decode()
+def _warm(codec: Codec, dtype: torch.dtype) -> None:
+    x = torch.linspace(-1, 1, 192).view(4, 6, 8).to(dtype)
+    codec.encode_with_residual(x.clone(), dtype, key=1, memory=torch.zeros(x.shape))
+    packet, _ = codec.encode_with_residual(x.float(), dtype, key=1)
+    packet.decode()
 
 
 __all__ = [

@@ -215,9 +215,9 @@ class Codec(Notation, ABC):
         """Return the positions of the values in a packet, for a codec that `selects`."""
         raise TypeError(f"Only codecs that select values, such as TopK, have positions, but got {self!r}.")
 
-    def rehearsed(self) -> Codec:
-        """Return a codec with the same kernels that compresses even 192 values, used to compile the kernels in advance."""
-        return self
+    def rehearsed(self) -> tuple[Codec, ...]:
+        """Return codecs that compress even 192 values, with all kernels of this one, used to compile them in advance."""
+        return (self,)
 
     @property
     def fixed_size(self) -> bool:

@@ -101,8 +101,8 @@ class LowRank(Codec):
     def check_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         check_rank(self.rank, shapes)
 
-    def rehearsed(self) -> Codec:
-        return replace(self, rank=1)  # a higher rank would send a small tensor uncompressed
+    def rehearsed(self) -> tuple[Codec, ...]:
+        return (replace(self, rank=1),)  # a higher rank would send a small tensor uncompressed
 
     def matrices(self, shape: tuple[int, ...]) -> tuple[int, int, int, int] | None:
         """Return number, rows, columns and rank of the matrices; None if they would not be smaller than the tensor."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -92,6 +92,10 @@ class TopK(ByRow):
             raise ValueError(
                 f"`values` must be a codec of dense values, but got {self.values!r}. Lower `density` instead."
             )
+
+    def rehearsed(self) -> tuple[Codec, ...]:
+        forms = FORMS if self.index == "auto" else (self.index,)
+        return tuple(replace(self, density=0.5, index=form) for form in forms)
 
     def array_names(self) -> tuple[str, ...]:
         return (*nested_names("values", self.values), *INDEX_ARRAYS)

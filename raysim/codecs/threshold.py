@@ -24,6 +24,7 @@ from raysim.codecs.positions import (
     select_with_values,
     smallest_form,
 )
+from raysim.codecs.sparse import TopK
 from raysim.notation import check_choice, check_real
 from raysim.on_demand import torch
 
@@ -34,6 +35,9 @@ class Counted(Codec):
     size_varies: ClassVar[bool] = True
 
     values: Codec
+
+    def rehearsed(self) -> tuple[Codec, ...]:
+        return (self, *TopK(0.5).rehearsed())  # for positions in each form
 
     def array_names(self) -> tuple[str, ...]:
         return (*nested_names("values", self.values), "count", *INDEX_ARRAYS)

@@ -86,9 +86,12 @@ def link_costs(
     measured: dict[tuple[str, tuple[int, ...]], list[LinkCost]] = {}
     links: list[LinkCost] = []
     try:
-        if codec_bytes_per_s is None:
-            warm()
         replicas = config.compressors([crossing.shapes for crossing in boundaries])
+        methods = dict.fromkeys(
+            method for ends in replicas for pairs in ends for pair in pairs.values() for method in pair
+        )
+        if codec_bytes_per_s is None:
+            warm({method.codec for method in methods}, [dtype])
         alike = all(ends == replicas[0] for ends in replicas)
         for replica, ends in enumerate(replicas[:1] if alike else replicas):
             own = None if alike else replica
@@ -104,7 +107,6 @@ def link_costs(
                 ]
     finally:
         torch.set_num_threads(before)
-    methods = dict.fromkeys(method for ends in replicas for pairs in ends for pair in pairs.values() for method in pair)
     notes += [
         f"{method!r} follows the gradients of a run: before a run its messages are priced uncompressed."
         for method in methods

@@ -244,10 +244,15 @@ def _matrix(item: str, value: object, *, open_low: bool) -> float | Matrix:
         raise ValueError(f"`{item}` must be a number or a square matrix, but got {value!r}.") from None
     if not rows or any(len(row) != len(rows) for row in rows):
         raise ValueError(f"`{item}` must be a square matrix, but got rows of {[len(row) for row in rows]} numbers.")
+    least = math.ulp(0.0) if open_low else 0.0
     for i, row in enumerate(rows):
+        row[i] = 0.0
         for j, entry in enumerate(row):
-            number = float(entry) if isinstance(entry, (np.floating, np.integer)) else entry
-            row[j] = check_real(f"{item}[{i}][{j}]", number, 0, math.inf, open_low=open_low) if i != j else 0.0
+            if i != j and not (
+                type(entry) is float and entry >= least
+            ):  # a name for each would take longer than all else
+                number = float(entry) if isinstance(entry, (np.floating, np.integer)) else entry
+                row[j] = check_real(f"{item}[{i}][{j}]", number, 0, math.inf, open_low=open_low)
     return tuple(tuple(row) for row in rows)
 
 

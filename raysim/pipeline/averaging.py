@@ -11,7 +11,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from raysim.codecs import NonFiniteError, warm
+from raysim.codecs import DTYPES, NonFiniteError, warm
 from raysim.pipeline.errors import DivergedError, blamed
 from raysim.pipeline.groups import TIED_TABLE, Group, GroupAccount, MemberRounds, average_together
 from raysim.pipeline.local_stages import LocalStages
@@ -223,7 +223,7 @@ class GroupExchanges:
 def warm_run(plan: Plan) -> None:
     """Compile the kernels of a run's codecs and replica methods, or load them from disk."""
     if plan.compresses:
-        warm({method.codec for method in plan.methods})
+        warm({method.codec for method in plan.methods}, [DTYPES[plan.config.dtype]])
     methods = filter(plan.config.takes_part, plan.replica_methods)
     for method in dict.fromkeys([*methods, plan.config.tied_gradient]):
         if method.compresses:

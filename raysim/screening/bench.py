@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from raysim.codecs import NonFiniteError, warm
+from raysim.codecs import DTYPES, NonFiniteError, warm
 from raysim.compressors import Plain, parse
 from raysim.config import ConfigError
 from raysim.forecast.fleet import DENSE, SAME, Setting
@@ -83,7 +83,8 @@ class Bench:
 
     def warm(self, settings: Iterable[Setting]) -> None:
         """Compile the kernels of all codecs."""
-        warm({method.codec for each in settings for method in map(parse, (each.forward, each.backward))})
+        codecs = {method.codec for each in settings for method in map(parse, (each.forward, each.backward))}
+        warm(codecs, [DTYPES[self.passes.plan.config.dtype]])
 
     def measure_all(self, settings: Sequence[Setting]) -> Iterator[Measurements]:
         """Yield the measurements of settings, in order."""

@@ -111,6 +111,7 @@ def test_harm_that_rises_and_falls_is_not_carried(tmp_path):
     assert "surely rises and falls" in refusal(frame, "TopK")
 
 
+@pytest.mark.slow
 def test_tokens_are_carried_once_a_size_was_trained_with_several(tmp_path):
     setting, folder = {"forward": "TopK(0.1)"}, tmp_path / "runs"
     write_family(folder, [(setting, lambda size: 2.0)])

@@ -119,7 +119,8 @@ def test_the_network_control_changes_the_numbers_and_the_charts(opened, report):
         assert drawn == [[name, network] for name, network in expected if network in (None, "100mbps")], chart.key
 
 
-@pytest.mark.parametrize("scheme", ["dark", pytest.param("light", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["dark", "light"])
 def test_charts_and_page_follow_the_colours_of_the_system(opened, scheme):
     page = opened(color_scheme=scheme)
     draw_all(page)
@@ -143,6 +144,7 @@ def test_tables_are_read_without_scripts(opened):
     assert page.locator("noscript").first.is_visible()
 
 
+@pytest.mark.slow
 def test_the_table_of_runs_is_sorted_and_filtered(opened):
     page = opened()
     head = page.locator("#job1-runs thead").get_by_role("button", name="factor")
@@ -188,6 +190,7 @@ def test_it_can_be_used_without_a_mouse(opened):
     )
 
 
+@pytest.mark.slow
 def test_it_fits_a_phone(opened):
     page = opened(390, 844, is_mobile=True, has_touch=True)
     draw_all(page)

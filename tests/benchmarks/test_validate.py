@@ -274,7 +274,8 @@ def case(measured_s, predicted_s, **changes):
     return Case(**(values | seconds | rest | changes))
 
 
-@pytest.mark.parametrize("rate", [20e6, pytest.param(500e6, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rate", [20e6, 500e6])
 def test_nine_of_ten_steps_lie_in_their_interval(rate):
     """A machine of simulated runs, whose every step computes at a pace of its own."""
     random, inside = np.random.default_rng(0), []

@@ -212,6 +212,7 @@ def test_the_mean_that_is_known_is_the_mean_of_what_each_knows() -> None:
         torch.testing.assert_close(team.memories[0]["mean/weight"].double(), own, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_l9_diana_s_memory_closes_in_by_alpha_in_expectation() -> None:
     n, k, draws = 20, 5, 4000
     g, h = normal(4, 5, seed=1), normal(4, 5, seed=2)

@@ -345,6 +345,7 @@ def rates(claim, accuracies, tries, **options):
     return tuple(drawn.count(verdict) / tries for verdict in ("supported", "contradicted", "undecided"))
 
 
+@pytest.mark.slow
 def test_at_the_threshold_either_verdict_is_rare():
     """A harm of just the margin: at five seeds, three tenths of 5 % are spent on either error."""
     claim = BY_NAME["inference-compressed"]
@@ -353,6 +354,7 @@ def test_at_the_threshold_either_verdict_is_rare():
     assert contradicted < 0.015 + 3 * 0.0086
 
 
+@pytest.mark.slow
 def test_many_comparisons_do_not_contradict_by_chance():
     """Eight settings at the margin: each errs in one draw of 67 by itself, and the claim is hurt no more often."""
     many = {Setting(f"TopK({density})"): 90 for density in (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1)}

@@ -126,6 +126,7 @@ def descend(method, steps: int) -> list[torch.Tensor]:
     return path
 
 
+@pytest.mark.slow
 def test_error_feedback_matters() -> None:
     without = torch.stack(descend(parse_replica_method("Gathered(TopK(0.5), min_values=1)"), 100))
     assert (without == 0).all()

@@ -200,6 +200,7 @@ def test_screen_changes_no_state():
     assert torch.get_num_threads() == threads
 
 
+@pytest.mark.slow
 def test_a_screen_on_ray_has_the_figures_of_one_inline(ray):
     """Two processes, each with a bench of its own, and a replica method."""
     keys: dict[str, Any] = {"num_replicas": 2, "num_microbatches": 1, "cpus_per_stage": 4}

@@ -383,6 +383,7 @@ def test_a_budget_below_one_pair_is_refused_with_the_cost_of_a_pair(tmp_path):
     assert {run.name for run in (tmp_path / "out" / "trials").iterdir()} == {"0-s0"}
 
 
+@pytest.mark.slow
 def test_a_race_out_of_budget_resumes_with_a_larger_one_whose_plan_chooses_the_seeds(tmp_path, few_simulations):
     path, out = race_study(tmp_path, seeds=list(range(5))), tmp_path / "out"
     left = iter([1e9, 1e9])

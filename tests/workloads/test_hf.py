@@ -232,7 +232,7 @@ def test_gradients_under_lora_are_those_of_peft():
 @pytest.mark.parametrize(
     "lora",
     [
-        pytest.param(None, id="whole"),
+        pytest.param(None, id="whole", marks=pytest.mark.slow),
         pytest.param(LORA, id="lora"),
         pytest.param(LORA_OF_HEAD, id="head", marks=pytest.mark.slow),
         pytest.param(LORA_OF_EMBEDDING, id="embedding", marks=pytest.mark.slow),

@@ -93,6 +93,7 @@ def test_the_cnn_takes_images_of_any_size(image):
     assert model(torch.zeros(2, *image)).shape == (2, 3)
 
 
+@pytest.mark.slow
 def test_the_cnn_learns_the_digits():
     data = load_data("digits", {}, seed=0)
     model = build_model("cnn", {}, data.shape, seed=0)

@@ -115,9 +115,10 @@ def bench_codecs(
         )
     rows = []
     with torch_threads(threads):
+        parsed = [parse_notation(codec, CODECS) if isinstance(codec, str) else codec for codec in codecs]
         if device == "cpu":
-            warm()
-        ours = [_codec(parse_notation(codec, CODECS) if isinstance(codec, str) else codec, device) for codec in codecs]
+            warm(parsed)
+        ours = [_codec(codec, device) for codec in parsed]
         for name, made in [*tensors.items(), *((name, None) for name in recorded or {})]:
             if progress is not None:
                 progress(name)
