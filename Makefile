@@ -42,7 +42,7 @@ DEVICE ?= cuda
 
 # What a GPU machine without a network lacks, in one folder; `make test-gpu` there (or `python3 check.py`) needs nothing else.
 gpu-bundle: $(VENV)/installed-dev
-	$(BIN)/python benchmarks/offline/bundle.py $(BUNDLE) --python $(GPU_PYTHON)
+	$(BIN)/python benchmarks/offline/bundle.py $(BUNDLE) --python $(GPU_PYTHON) $(if $(RAY),--ray)
 
 test-gpu:
 	$(PYTHON) $(BUNDLE)/check.py --out $(BUNDLE)/results --device $(DEVICE)

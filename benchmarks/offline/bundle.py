@@ -25,6 +25,7 @@ PACKAGES = (  # beyond torch, triton, numpy, numba, pandas, pyarrow, scipy, scik
     "tomli_w",
     "tensorboardX",
 )
+RAY = ("ray", "msgpack", "protobuf", "jsonschema", "jsonschema-specifications", "referencing", "rpds-py", "attrs")
 SHAPE = {  # SmolLM2-135M: https://huggingface.co/HuggingFaceTB/SmolLM2-135M
     "model_type": "llama",
     "hidden_size": 576,
@@ -46,11 +47,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--python", default="3.12", help="version of the target's Python (default: 3.12)")
+    parser.add_argument("--ray", action="store_true", help="add Ray, of some 75 MB")
     arguments = parser.parse_args()
     folder: Path = arguments.folder
     shutil.rmtree(folder, ignore_errors=True)
     (folder / "wheels").mkdir(parents=True)
-    _download(folder / "wheels", arguments.python)
+    _download(folder / "wheels", arguments.python, (*PACKAGES, *RAY) if arguments.ray else PACKAGES)
     for source in (".", "contrib", "benchmarks", "findings"):
         _pip("wheel", "--no-deps", "-w", str(folder / "wheels"), str(ROOT / source))
     names = subprocess.run(
@@ -65,13 +67,13 @@ def main() -> None:
     print(f"{folder}: {size / 1e6:.1f} MB. On the GPU machine: python3 check.py --out FOLDER")
 
 
-def _download(wheels: Path, python: str) -> None:
+def _download(wheels: Path, python: str, packages: tuple[str, ...]) -> None:
     tag = "cp" + python.replace(".", "")
     platforms = [part for name in PLATFORMS for part in ("--platform", name)]
     abis = [part for name in (tag, "abi3", "none") for part in ("--abi", name)]
     target = ["--only-binary=:all:", "--python-version", python, "--implementation", "cp", *abis, *platforms]
     versions = {line.partition("==")[0]: line for line in (ROOT / "constraints.txt").read_text().splitlines()}
-    pinned = [versions[name] for name in PACKAGES]
+    pinned = [versions[name] for name in packages]
     _pip("download", "--no-deps", "-d", str(wheels), *target, *pinned)
 
 

@@ -1,8 +1,8 @@
 """Check raysim on a GPU machine without a network: `python3 check.py --out FOLDER`, beside the files of `bundle.py`.
 
-Needs Python with torch, triton, numba, pandas, pyarrow, scipy, scikit-learn, transformers and pytest; Ray is not needed. Every step
-has a limit of its own and leaves a log; `summary.txt` is the screen that is printed at the end. `--device cpu` tries all steps on a
-CPU, at small sizes, with Triton's interpreter.
+Needs Python with torch, triton, numba, pandas, pyarrow, scipy, scikit-learn, transformers and pytest. With Ray, four stages also
+share the GPU. Every step has a limit of its own and leaves a log; `summary.txt` is the screen that is printed at the end.
+`--device cpu` tries all steps on a CPU, at small sizes, with Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import tarfile
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 
 Step = tuple[str, float, list[list[str]]]  # name, limit in seconds, commands
@@ -38,6 +39,7 @@ CODECS = (
 DTYPES = ("float32", "bfloat16")
 MEGABYTES = (2, 16, 128)  # of float32
 SMALL = {"num_hidden_layers": 4, "hidden_size": 72, "intermediate_size": 96}  # of the model on a CPU
+SLACK = 4  # of the limits on a CPU, which others may use too
 NETWORK = "200mbps+30ms"
 SHOWN = {
     "machine": 4,
@@ -46,6 +48,7 @@ SHOWN = {
     "laws": 3,
     "replay": 16,
     "simulate": 16,
+    "screen": 16,
 }  # lines of a log in the summary
 SETTINGS: dict[str, tuple[str, ...]] = {
     "dense": (),
@@ -53,6 +56,7 @@ SETTINGS: dict[str, tuple[str, ...]] = {
     "4 bits": ("forward=Quantize(4, per='block', block=64)", "backward=Quantize(8, per='row')"),
     "TopK": ("forward=TopK(0.1)", "backward=TopK(0.1)"),
 }
+SHARED = ("gpus_per_stage=0.25", *SETTINGS["4 bits"])  # four stages on one GPU
 
 
 def main() -> None:
@@ -87,6 +91,7 @@ class Check:
         self.gpu = arguments.device == "cuda"
         self.device = arguments.device
         self.cores = len(os.sched_getaffinity(0))
+        self.ray = find_spec("ray") is not None or any((BUNDLE / "wheels").glob("ray-*.whl"))
         self.scratch = Path(tempfile.mkdtemp())
         self.environment = os.environ | {
             "PYTHONUNBUFFERED": "1",
@@ -157,6 +162,12 @@ class Check:
                 ],
             ),
             *((f"train {name}", 90, [self._training(name, keys)]) for name, keys in SETTINGS.items()),
+            *(
+                [("train on Ray", 120, [self._training("on Ray", SHARED if self.gpu else (), "ray")])]
+                if self.ray
+                else []
+            ),
+            ("screen", 90, [self._screening()]),
             ("replay", 60, [self._pricing("replay", self.out / "train dense")]),
             ("simulate", 60, [self._pricing("simulate", "hf", *self._model(), "--device", "H100")]),
             ("laws", 150, [[*pytest, "-n", str(max(1, self.cores - 1))] if self.cores > 2 else pytest]),
@@ -165,6 +176,7 @@ class Check:
     def run(self, name: str, limit_s: float, commands: list[list[str]]) -> None:
         """Run a step's commands within its limit; output goes to its log."""
         start = time.monotonic()
+        limit_s *= 1 if self.gpu else SLACK
 
         def call(i: int) -> int | str:
             log = self.out / (f"{name}-{i}.log" if len(commands) > 1 else f"{name}.log")
@@ -214,7 +226,7 @@ class Check:
             shape = f"model.config={file}"
         return [shape, *self.data, "data.length=128", "num_stages=4", "num_microbatches=4", "batch_size=8"]
 
-    def _training(self, name: str, keys: tuple[str, ...]) -> list[str]:
+    def _training(self, name: str, keys: tuple[str, ...], engine: str = "inline") -> list[str]:
         steps = 60 if self.gpu else 3
         fixed = [
             f"device={self.device}",
@@ -230,10 +242,15 @@ class Check:
             *fixed,
             *keys,
             "--engine",
-            "inline",
+            engine,
             "--out",
             str(self.out / f"train {name}"),
         ]
+
+    def _screening(self) -> list[str]:
+        tried = [part for keys in SETTINGS.values() if keys for part in ("--try", " ".join(keys))]
+        options = ["--network", NETWORK, "--only-tried", *tried, "--json", str(self.out / "screen.json")]
+        return [*self._raysim("screen", "hf"), *self._model(), f"device={self.device}", *options]
 
     def _pricing(self, command: str, *words: object) -> list[str]:
         json_file = self.out / f"{command}.json"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,8 @@ from raysim.cli.options import JsonFile, write_json
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from raysim.codecs import Codec
 
 HELP = {"help_option_names": ["-h", "--help"]}
 
@@ -48,6 +51,17 @@ def _check_device(device: str) -> None:
 
         if not torch.cuda.is_available():
             fail("`--device` = cuda needs a GPU, and torch finds none here. Leave it out to measure on the CPU.", 2)
+
+
+def _parse(codecs: list[str] | None) -> list[Codec]:
+    """Return the codecs of these notations; fail in one sentence if one is none."""
+    from raysim.codecs import CODECS
+    from raysim.notation import parse_notation
+
+    try:
+        return [parse_notation(text, CODECS) for text in codecs or ()]
+    except ValueError as error:
+        fail(f"`codecs`: {error}", 2)
 
 
 @bench.command("pipeline")
@@ -261,16 +275,11 @@ def bench_codecs(
     with measuring(json_file) as write:
         _check_device(device)
         from raysim.cli.terminal import console
-        from raysim.codecs import CODECS
-        from raysim.notation import parse_notation
         from raysim_benchmarks.bench.codecs import DEFAULTS, KINDS, SIZES, table
         from raysim_benchmarks.bench.codecs import bench_codecs as measure
         from raysim_benchmarks.bench.recorded import RECIPES, record_tensors
 
-        try:
-            chosen = [parse_notation(text, CODECS) for text in codecs] if codecs else DEFAULTS
-        except ValueError as error:
-            fail(f"`codecs`: {error}", 2)
+        chosen = _parse(codecs) or DEFAULTS
         for option, given, allowed in (("kind", kinds, KINDS), ("dtype", dtypes, ("float32", "bfloat16", "float16"))):
             for name in given or ():
                 if name not in allowed:
@@ -311,7 +320,26 @@ def bench_overlap(
         from raysim_benchmarks.bench.overlap import DEFAULTS, table
         from raysim_benchmarks.bench.overlap import bench_overlap as measure
 
+        _parse(codecs)
         figures = measure(tuple(codecs or DEFAULTS), numel=size, width=width, device=device)
+        console().print(table(figures))
+        write(figures)
+
+
+@bench.command("passes")
+def bench_passes(
+    codecs: Annotated[list[str] | None, typer.Argument(help="Codecs, such as TopK(0.1).")] = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Passes over memory of codecs on a GPU, counted without one: the bytes moved per byte of the tensor, and the least."""
+    with measuring(json_file) as write:
+        os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
+        from raysim.cli.terminal import console
+        from raysim_benchmarks.bench.passes import DEFAULTS, table
+        from raysim_benchmarks.bench.passes import bench_passes as measure
+
+        _parse(codecs)
+        figures = measure(tuple(codecs or DEFAULTS))
         console().print(table(figures))
         write(figures)
 
