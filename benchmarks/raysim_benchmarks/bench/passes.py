@@ -31,7 +31,7 @@ class Moved(TorchDispatchMode):
     """Counts the bytes read and written by torch's operations other than views; those of kernels are added by `counted`."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.bytes = 0
         self.paused = False
 
