@@ -1,7 +1,7 @@
 """Low rank: send a matrix as the product of two thin ones.
 
 Products and norms are summed in float64 in a fixed order, so that kernel and reference agree bit for bit: a dot product in 16 lanes,
-each in order, then pairwise over the lanes; everything else in order. On CUDA torch's products are used instead.
+each in order, then pairwise over the lanes; everything else in order. On a GPU torch sums instead.
 """
 
 from __future__ import annotations
@@ -161,13 +161,18 @@ class LowRank(Codec):
         return x.view(packet.shape)
 
 
+def _ordered(x: torch.Tensor) -> bool:
+    """Return whether sums over `x` are in the stated order; those on a GPU stay there, in its library's order."""
+    return x.device.type == "cpu"
+
+
 def _times(m: torch.Tensor, start: torch.Tensor) -> torch.Tensor:
     """Return M Q, (number, rows, rank) float64."""
     if times := kernels.find("linear.times", m):
         out = np.empty((len(m), start.shape[2], m.shape[1]))
         times(m.contiguous().float().numpy(), start.transpose(1, 2).contiguous().numpy(), out)
         return torch.from_numpy(out).transpose(1, 2)
-    if m.device.type != "cpu":
+    if not _ordered(m):
         return m.double() @ start
     return torch.stack([_dot(m.double(), start[:, None, :, k]) for k in range(start.shape[2])], dim=2)
 
@@ -194,7 +199,7 @@ def _product(left: torch.Tensor, right: torch.Tensor, dtype: torch.dtype) -> tor
 
 def _in_order(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return a @ b in float64; on the CPU, the terms of each sum are added in order."""
-    if a.device.type != "cpu":
+    if not _ordered(a):
         return a @ b
     total = torch.zeros(len(a), a.shape[1], b.shape[2], dtype=torch.float64)
     for k in range(a.shape[2]):
@@ -203,17 +208,21 @@ def _in_order(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 
 
 def _norm(columns: torch.Tensor) -> torch.Tensor:
-    squares = _dot(columns, columns).cpu().numpy()
-    return torch.from_numpy(np.sqrt(squares)).to(columns.device)  # torch's sqrt is sometimes off in the last bit
+    squares = _dot(columns, columns)
+    if not _ordered(squares):
+        return squares.sqrt()
+    return torch.from_numpy(np.sqrt(squares.numpy()))  # torch's sqrt is sometimes off in the last bit
 
 
 def _dot(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """Return the sums of a * b over the last axis, float64, in the order stated in the module docstring."""
     products = a * b
+    if not _ordered(products):
+        return products.sum(-1)
     count = products.shape[-1]
     padded = torch.nn.functional.pad(products, (0, -count % _LANES))
     lanes = padded.view(*padded.shape[:-1], -1, _LANES).movedim(-2, 1)
-    sums = torch.from_numpy(np.add.accumulate(lanes.cpu().numpy(), axis=1)[:, -1] + 0.0).to(a.device)
+    sums = torch.from_numpy(np.add.accumulate(lanes.numpy(), axis=1)[:, -1] + 0.0)
     width = _LANES
     while width > 1:
         width //= 2

@@ -23,7 +23,7 @@ from gpu import (
 from pipelines import few_of_each
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from raysim.codecs import CODECS, Codec, NonFiniteError, Packet, Quantize, TopK, kernels
+from raysim.codecs import CODECS, Codec, LowRank, NonFiniteError, Packet, Quantize, TopK, kernels, lowrank
 from raysim.codecs.bits import pack, unpack
 from raysim.codecs.positions import decode_positions, encode_positions
 from raysim.notation import parse_notation
@@ -233,3 +233,15 @@ def test_kernels_compile_for_gpus_and_compute_as_the_cpu_does(capability: str) -
     lines = done.stdout.splitlines()
     assert len(lines) > 50
     assert all("fused=False flushed=False" in line for line in lines), done.stdout
+
+
+def test_low_rank_by_sums_of_a_library_is_that_of_sums_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU torch sums products, dots and norms; the same matrices follow, to rounding."""
+    x = normal(40, 24) @ normal(24, 30)
+    for per in ("tensor", "sample"):
+        codec, shaped = LowRank(3, per=per), x.view(4, 10, 30) if per == "sample" else x
+        with kernels.reference():
+            expected = codec.encode(shaped, KEY).decode()
+            with monkeypatch.context() as patch:
+                patch.setattr(lowrank, "_ordered", lambda sums: False)
+                torch.testing.assert_close(codec.encode(shaped, KEY).decode(), expected, rtol=1e-5, atol=1e-5)

@@ -21,7 +21,6 @@ DEFAULTS = (
     "TopK(0.1)",
     "Hadamard(Quantize(4))",
     "Rotated(4)",
-    "LowRank(4)",
 )
 SHAPE = (8, 64, 576)  # a microbatch of SmolLM2's activations
 _KEY = 1
