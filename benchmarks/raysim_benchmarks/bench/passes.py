@@ -24,6 +24,7 @@ DEFAULTS = (
 )
 SHAPE = (8, 64, 576)  # a microbatch of SmolLM2's activations
 _KEY = 1
+_SMALL = 64  # a tensor of this part of the one that is sent, or less, stays in a cache
 
 
 class Moved(TorchDispatchMode):
@@ -43,21 +44,33 @@ class Moved(TorchDispatchMode):
 
 
 @contextmanager
-def counted() -> Iterator[Moved]:
-    """Yield a count of all bytes moved within, by Triton's kernels too, which run on the CPU; atomic additions are left out."""
+def counted(cached: int = 0) -> Iterator[Moved]:
+    """Yield a count of all bytes moved within, by Triton's kernels too, which run on the CPU.
+
+    Left out: atomic additions, and what a kernel reads of tensors of up to `cached` bytes, such as tables.
+    """
     from triton.runtime import interpreter
 
     builder, executor, moved = interpreter.InterpreterBuilder, interpreter.GridExecutor, Moved()
-    load, store, call = builder.create_masked_load, builder.create_masked_store, executor.__call__
+    load, store = builder.create_masked_load, builder.create_masked_store
+    call, bring = executor.__call__, executor._init_args_hst
+    tables: list[range] = []
 
     def loading(self: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
         loaded = load(self, pointers, mask, *rest)
-        moved.bytes += int(mask.data.sum()) * loaded.data.itemsize
+        if not any(int(pointers.data.flat[0]) in table for table in tables):
+            moved.bytes += int(mask.data.sum()) * loaded.data.itemsize
         return loaded
 
     def storing(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
         moved.bytes += int(mask.data.sum()) * value.data.itemsize
         return store(self, pointers, value, mask, *rest)
+
+    def bringing(self: Any, arguments: Any, named: Any) -> Any:
+        brought = bring(self, arguments, named)
+        tensors = [leaf for leaf in tree_leaves(brought) if isinstance(leaf, torch.Tensor) and leaf.nbytes <= cached]
+        tables[:] = [range(tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes) for tensor in tensors]
+        return brought
 
     def calling(self: Any, *arguments: Any, **named: Any) -> Any:
         moved.paused = True  # the interpreter copies tensors
@@ -66,12 +79,14 @@ def counted() -> Iterator[Moved]:
         finally:
             moved.paused = False
 
-    builder.create_masked_load, builder.create_masked_store, executor.__call__ = loading, storing, calling
+    builder.create_masked_load, builder.create_masked_store = loading, storing
+    executor.__call__, executor._init_args_hst = calling, bringing
     try:
         with kernels.interpreted(), moved:
             yield moved
     finally:
-        builder.create_masked_load, builder.create_masked_store, executor.__call__ = load, store, call
+        builder.create_masked_load, builder.create_masked_store = load, store
+        executor.__call__, executor._init_args_hst = call, bring
 
 
 def bench_passes(codecs: tuple[str, ...] = DEFAULTS, shape: tuple[int, ...] = SHAPE) -> dict[str, Any]:
@@ -83,9 +98,9 @@ def bench_passes(codecs: tuple[str, ...] = DEFAULTS, shape: tuple[int, ...] = SH
     rows = []
     for text in codecs:
         codec = parse_notation(text, CODECS)
-        with counted() as encoding:
+        with counted(x.nbytes // _SMALL) as encoding:
             packet = codec.encode(x, _KEY)
-        with counted() as decoding:
+        with counted(x.nbytes // _SMALL) as decoding:
             packet.decode()
         row = {"codec": text, "encode_bytes": encoding.bytes, "decode_bytes": decoding.bytes}
         rows.append(row | {"tensor_bytes": x.nbytes, "least_bytes": x.nbytes + packet.array_bytes})
