@@ -16,7 +16,7 @@ def test_ranges_of_rows_take_one_pass_and_one_of_a_tensor_a_second() -> None:
     row, block, tensor = bench_passes(texts, (4, 64, 128))["rows"]
     for found in (row, block):
         for action in ("encode", "decode"):
-            assert 0.98 * found["least_bytes"] < found[f"{action}_bytes"] < 1.02 * found["least_bytes"]
+            assert 0.96 * found["least_bytes"] < found[f"{action}_bytes"] < 1.02 * found["least_bytes"]
     again = tensor["least_bytes"] + tensor["tensor_bytes"]
     assert again <= tensor["encode_bytes"] < 1.02 * again
 
