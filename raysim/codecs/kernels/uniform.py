@@ -39,15 +39,15 @@ def quantize(x, coding, key, ends=None, memory=None, residual=None):
         low, high = (end.numpy().copy() for end in ends)
     if memory is not None:
         values = left  # the sum
-    grid = np.empty((3, layout.groups))
-    if not _make_grid(low, high, levels.absmax, levels.steps, *grid):
+    fits, inner, grid = _grid_of(low, high, coding)
+    if not fits:
         raise error()
     packed = empty(packed_bytes(layout.numel, levels.bits), np.uint8)
     codes = levels.middle, levels.last, levels.bits, key is not None, np.uint64((key or 0) % 2**64)
 
     def part(start, stop):
         out = packed[start * levels.bits // 8 : packed_bytes(stop, levels.bits)]
-        _quantize(values[start:stop], start, layout.groups, layout.inner, *grid, *codes, out, left[start:stop])
+        _quantize(values[start:stop], start, layout.groups, inner, *grid, *codes, out, left[start:stop])
 
     in_parts(part, layout.numel, BLOCK)
     return packed, low.view(np.uint8), high.view(np.uint8)
@@ -55,11 +55,12 @@ def quantize(x, coding, key, ends=None, memory=None, residual=None):
 
 def _ranges(x, memory, total, layout):
     """Return the minimum and maximum of each group; with a memory those of x + memory, which is written to `total`."""
+    bits = (total if len(memory) else x).view(np.int32)
 
     def part(start, stop):
-        ends = np.empty((2, layout.groups), np.float32)
-        _find_ranges(x[start:stop], memory[start:stop], total[start:stop], layout.groups, layout.inner, *ends)
-        return ends
+        ends, added = np.empty((2, layout.groups), np.int32), (x[start:stop], memory[start:stop], total[start:stop])
+        _find_ranges(bits[start:stop], *added, layout.groups, layout.inner, *ends)
+        return ends.view(np.float32)
 
     ends = np.stack(in_parts(part, layout.numel, BLOCK) if layout.groups == 1 else [part(0, layout.numel)])
     return ends[:, 0].min(axis=0), ends[:, 1].max(axis=0)  # NaN in any part propagates
@@ -70,10 +71,9 @@ def dequantize(codes, low, high, coding, dtype, device):
     layout, levels, error = coding
     high = high.copy().view(np.float32)
     low = -high if levels.absmax else low.copy().view(np.float32)
-    center, scale, step = np.empty((3, layout.groups))
-    fits = _make_grid(low, high, levels.absmax, levels.steps, center, scale, step)
+    fits, inner, (center, _, step) = _grid_of(low, high, coding)
     data, out = opened(codes), empty(layout.numel, np.float32)
-    shape, limits = (layout.groups, layout.inner), (levels.middle, levels.last, levels.bits)
+    shape, limits = (layout.groups, inner), (levels.middle, levels.last, levels.bits)
 
     def part(start, stop):
         source = data[start * levels.bits // 8 : packed_bytes(stop, levels.bits)]
@@ -82,6 +82,14 @@ def dequantize(codes, low, high, coding, dtype, device):
     if not (fits and all(in_parts(part, layout.numel, BLOCK))):
         raise error()
     return cast_saturating(torch.from_numpy(out), dtype)
+
+
+def _grid_of(low, high, coding):
+    """Return whether the ranges are valid, and length, centers, scales and steps of runs; 0 and those of values if runs are short."""
+    layout, levels, _ = coding
+    grid = np.empty((3, layout.groups))
+    fits = _make_grid(low, high, levels.absmax, levels.steps, *grid)
+    return (fits, layout.inner, grid) if layout.inner >= _SHORT else (fits, 0, grid.repeat(layout.inner, axis=1))
 
 
 @njit(cache=True, nogil=True)
@@ -116,17 +124,19 @@ def _add_range(x, memory, out):
 
 
 @njit(cache=True, nogil=True)
-def _find_ranges(x, memory, total, groups, inner, low, high):
-    """Write the minimum and maximum of each group of x, or if `memory` is not empty of x + memory, which is written to `total`.
+def _find_ranges(bits, x, memory, total, groups, inner, lowest, highest):
+    """Write the bits of the minimum and maximum of each group of x, or if `memory` is not empty of x + memory, written to `total`.
 
-    Numbers are compared as integers of the same order. NaN ranks beyond infinity, so it becomes a minimum or maximum.
+    `bits` are those of x or `total`, compared as integers of the same order. NaN ranks beyond infinity, so it becomes a minimum or
+    maximum.
     """
     adds = len(memory) > 0
-    bits = total.view(np.int32) if adds else x.view(np.int32)
     short = inner < _SHORT
     run = groups * inner * max(1, _STRETCH // (groups * inner)) if short else inner
     count = run if short else groups
-    lows, highs = np.full(count, _MAGNITUDE, np.int32), np.full(count, ~_MAGNITUDE, np.int32)
+    lows, highs = np.empty(count, np.int32), np.empty(count, np.int32)
+    lows[:] = _MAGNITUDE
+    highs[:] = ~_MAGNITUDE
     for start in range(0, len(x), run):
         stop = min(start + run, len(x))
         if short:
@@ -141,7 +151,6 @@ def _find_ranges(x, memory, total, groups, inner, low, high):
             least, greatest = _range(bits[start:stop])
         lows[group] = min(lows[group], least)
         highs[group] = max(highs[group], greatest)
-    lowest, highest = low.view(np.int32), high.view(np.int32)
     lowest[:] = _MAGNITUDE
     highest[:] = ~_MAGNITUDE
     for i in range(count):
@@ -246,7 +255,7 @@ def _dequantize_block(codes, first, out, groups, inner, center, step, middle):
 def _quantize(x, offset, groups, inner, center, scale, step, middle, last, bits, stochastic, key, out, residual):
     """Write the packed codes round((x - center) * scale) + middle, each within 0..last, computed in float64.
 
-    `x` starts at value `offset` of the tensor, a multiple of BLOCK.
+    `x` starts at value `offset` of the tensor, a multiple of BLOCK. `inner` 0 means one center per value.
 
     Stochastic rounding is floor(t + u), with u the random number at the value's index. If `residual` is not empty, the decoded
     values are subtracted from it.
@@ -255,10 +264,7 @@ def _quantize(x, offset, groups, inner, center, scale, step, middle, last, bits,
     values = np.empty(BLOCK, np.float32)
     words, padded = np.empty(BLOCK // 8, np.uint64), np.empty(BLOCK + 8, np.uint8)
     middle, last = np.int32(middle), np.int32(last)
-    fused = len(residual) > 0 and not stochastic and inner >= _SHORT
-    if inner < _SHORT:
-        center, scale, step = np.repeat(center, inner), np.repeat(scale, inner), np.repeat(step, inner)
-        inner = 0
+    fused = len(residual) > 0 and not stochastic and inner > 0
     for first in range(0, len(x), BLOCK):
         block = x[first : first + BLOCK]
         codes[len(block) & ~7 :] = 0
@@ -289,6 +295,14 @@ def _quantize(x, offset, groups, inner, center, scale, step, middle, last, bits,
 
 
 @njit(cache=True, nogil=True)
+def _greatest(codes):
+    greatest = codes[0]
+    for i in range(len(codes)):
+        greatest = max(greatest, codes[i])
+    return greatest
+
+
+@njit(cache=True, nogil=True)
 def _dequantize(packed, offset, groups, inner, center, step, middle, last, bits, out):
     """Write center + step * (code - middle), computed in float64; return False if a code exceeds `last`.
 
@@ -297,13 +311,10 @@ def _dequantize(packed, offset, groups, inner, center, step, middle, last, bits,
     codes = np.empty(BLOCK, np.uint8)
     words, padded = np.empty(BLOCK // 8, np.uint64), np.empty(BLOCK + 8, np.uint8)
     middle = np.int32(middle)
-    if inner < _SHORT:
-        center, step = np.repeat(center, inner), np.repeat(step, inner)
-        inner = 0
     for first in range(0, len(out), BLOCK):
         block = out[first : first + BLOCK]
         unpack_block(packed[first * bits // 8 : ((first + len(block)) * bits + 7) // 8], bits, words, padded, codes)
-        if last < (1 << bits) - 1 and codes[: len(block)].max() > last:
+        if last < (1 << bits) - 1 and _greatest(codes[: len(block)]) > last:
             return False
         _dequantize_block(codes, offset + first, block, groups, inner, center, step, middle)
     return True
