@@ -119,7 +119,7 @@ def _settings_table(job: JobRuns, material: Material) -> Table:
     for i, setting in enumerate(job.named, start=1):
         judged = setting.judged
         pairs = [(run, material.partners[run]) for run in setting.runs if run in material.partners]
-        even = price_of_pairs(material.results, pairs, BREAK_EVEN, material.options)
+        even = "" if setting.dense else below(price_of_pairs(material.results, pairs, BREAK_EVEN, material.options))
         evidence = against_dense(setting, job.measure) if judged else ""
         rows.append(
             {
@@ -130,7 +130,7 @@ def _settings_table(job: JobRuns, material: Material) -> Table:
                 "factor": setting.factor,
                 "step": setting.step_s or "not priced",
                 "speed-up": faster(setting),
-                "pays below": "" if setting.dense else below(even),
+                "pays below": even,
                 **{mode: setting.quality[mode] for mode in MODES},
                 "verdict": setting.verdict or ("baseline" if setting.dense else "no dense run"),
                 "quality": f"{evidence}; {divergence(judged)}" if setting.verdict == "safe" else evidence,

@@ -217,7 +217,7 @@ class Codec(Notation, ABC):
 
     def rehearsed(self) -> tuple[Codec, ...]:
         """Return codecs that compress even 192 values, with all kernels of this one, used to compile them in advance."""
-        return (self,)
+        return (self, *(each for codec in self._inner() for each in codec.rehearsed()))
 
     @property
     def fixed_size(self) -> bool:
