@@ -5,6 +5,8 @@ and add it to `CODECS`; the property tests then require an example of it. Rarely
 `raysim-contrib`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from functools import lru_cache
 
