@@ -248,9 +248,7 @@ def _matrix(item: str, value: object, *, open_low: bool) -> float | Matrix:
     for i, row in enumerate(rows):
         row[i] = 0.0
         for j, entry in enumerate(row):
-            if i != j and not (
-                type(entry) is float and entry >= least
-            ):  # a name for each would take longer than all else
+            if i != j and (type(entry) is not float or not entry >= least):  # a name for each would take longest
                 number = float(entry) if isinstance(entry, (np.floating, np.integer)) else entry
                 row[j] = check_real(f"{item}[{i}][{j}]", number, 0, math.inf, open_low=open_low)
     return tuple(tuple(row) for row in rows)
