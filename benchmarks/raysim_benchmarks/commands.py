@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -53,13 +53,13 @@ def _check_device(device: str) -> None:
             fail("`--device` = cuda needs a GPU, and torch finds none here. Leave it out to measure on the CPU.", 2)
 
 
-def _parse(codecs: list[str] | None) -> list[Codec]:
+def _parse(codecs: Iterable[str]) -> list[Codec]:
     """Return the codecs of these notations; fail in one sentence if one is none."""
     from raysim.codecs import CODECS
     from raysim.notation import parse_notation
 
     try:
-        return [parse_notation(text, CODECS) for text in codecs or ()]
+        return [parse_notation(text, CODECS) for text in codecs]
     except ValueError as error:
         fail(f"`codecs`: {error}", 2)
 
@@ -279,7 +279,7 @@ def bench_codecs(
         from raysim_benchmarks.bench.codecs import bench_codecs as measure
         from raysim_benchmarks.bench.recorded import RECIPES, record_tensors
 
-        chosen = _parse(codecs) or DEFAULTS
+        chosen = _parse(codecs or ()) or DEFAULTS
         for option, given, allowed in (("kind", kinds, KINDS), ("dtype", dtypes, ("float32", "bfloat16", "float16"))):
             for name in given or ():
                 if name not in allowed:
@@ -320,8 +320,7 @@ def bench_overlap(
         from raysim_benchmarks.bench.overlap import DEFAULTS, table
         from raysim_benchmarks.bench.overlap import bench_overlap as measure
 
-        _parse(codecs)
-        figures = measure(tuple(codecs or DEFAULTS), numel=size, width=width, device=device)
+        figures = measure(_parse(codecs or DEFAULTS), numel=size, width=width, device=device)
         console().print(table(figures))
         write(figures)
 
@@ -338,8 +337,7 @@ def bench_passes(
         from raysim_benchmarks.bench.passes import DEFAULTS, table
         from raysim_benchmarks.bench.passes import bench_passes as measure
 
-        _parse(codecs)
-        figures = measure(tuple(codecs or DEFAULTS))
+        figures = measure(_parse(codecs or DEFAULTS))
         console().print(table(figures))
         write(figures)
 

@@ -7,6 +7,7 @@ and add it to `CODECS`; the property tests then require an example of it. Rarely
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from functools import lru_cache
 
@@ -41,16 +42,17 @@ def warm(codecs: Iterable[Codec], dtypes: Iterable[torch.dtype] | None = None) -
     Kernels compiled by an earlier process are loaded from disk in a fraction of a second.
     """
     for codec in dict.fromkeys(part for each in codecs for part in each.rehearsed()):
-        for dtype in DTYPES.values() if dtypes is None else dtypes:
+        for dtype in DTYPES.values() if dtypes is None else {torch.float32, *dtypes}:
             _warm(codec, dtype)
 
 
 @lru_cache(maxsize=1024)  # kernels stay loaded: the workers and runs of a process warm a codec once
 def _warm(codec: Codec, dtype: torch.dtype) -> None:
-    x = torch.linspace(-1, 1, 192).view(4, 6, 8).to(dtype)
-    codec.encode_with_residual(x.clone(), dtype, key=1, memory=torch.zeros(x.shape))
-    packet, _ = codec.encode_with_residual(x.float(), dtype, key=1)
-    packet.decode()
+    for shape in ((4, 6, 8), (2, 2, 320)):  # positions in rows of more than 8 bits too
+        x = torch.linspace(-1, 1, math.prod(shape)).view(shape).to(dtype)
+        codec.encode(x, 1).decode()
+        codec.encode_with_residual(x.clone(), dtype, key=1, memory=torch.zeros(shape))
+        codec.encode_with_residual(x.float(), dtype, key=1)[0].decode()
 
 
 __all__ = [

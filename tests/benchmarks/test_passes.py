@@ -6,14 +6,16 @@ import pytest
 import torch
 from raysim_benchmarks.bench.passes import bench_passes, counted
 
+from raysim.codecs import Quantize
+
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, not interpreted")
 
 
 def test_ranges_of_rows_take_one_pass_and_one_of_a_tensor_a_second() -> None:
     """Beyond the tensor and its packet, kernels move no more than a few bytes for each row or block."""
-    texts = "Quantize(8, per='row')", "Quantize(4, per='block', block=64)", "Quantize(8)"
-    row, block, tensor = bench_passes(texts, (4, 64, 128))["rows"]
+    codecs = Quantize(8, per="row"), Quantize(4, per="block", block=64), Quantize(8)
+    row, block, tensor = bench_passes(codecs, (4, 64, 128))["rows"]
     for found in (row, block):
         for action in ("encode", "decode"):
             assert 0.96 * found["least_bytes"] < found[f"{action}_bytes"] < 1.02 * found["least_bytes"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import subprocess
 import sys
 
 import numpy as np
@@ -159,6 +160,38 @@ def test_warm_compiles_all_kernels() -> None:
             variant.codec.encode(x, KEY)
     more = {dispatcher for dispatcher in dispatchers if len(dispatcher.signatures) > before[dispatcher]}
     assert not more
+
+
+ALONE = """
+import sys, torch
+from raysim.codecs import CODECS, warm
+from raysim.notation import parse_notation
+codec, dtype = parse_notation(sys.argv[1], CODECS), torch.bfloat16
+warm([codec], [dtype])
+from numba.core.dispatcher import Dispatcher
+modules = [module for name, module in sys.modules.items() if name.startswith("raysim.codecs.kernels.")]
+kernels = {value for module in modules for value in vars(module).values() if isinstance(value, Dispatcher)}
+before = {kernel: len(kernel.signatures) for kernel in kernels}
+for shape in ((8, 64, 64), (2, 3, 32, 32), (4, 9000)):
+    for x in (torch.randn(shape).to(dtype), torch.randn(shape), torch.randn(shape).transpose(0, 1)):
+        codec.encode_with_residual(x.float().clone(), dtype, 1)[0].decode()
+        codec.encode_with_residual(x.clone(), dtype, 1, torch.zeros(x.shape))[0].decode()
+        codec.encode(x, 1).decode()
+print(sorted(kernel.py_func.__name__ for kernel in kernels if len(kernel.signatures) > before[kernel]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "notation",
+    ["TopK(0.001)", "Quantize(3)", "Rotated(4)", "Nonzero", "RandomK(0.1)", "LowRank(4)", "Hadamard(TopK(0.1))"],
+)
+def test_a_codec_s_own_kernels_are_enough(notation: str) -> None:
+    """In a process that has warmed one codec for bfloat16, it compiles nothing for larger tensors, of float32 either."""
+    done = subprocess.run(
+        [sys.executable, "-c", ALONE, notation], capture_output=True, text=True, timeout=200, check=True
+    )
+    assert done.stdout.split() == ["[]"]
 
 
 def test_misaligned_memory_is_read_right() -> None:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from rich.table import Table
 
-from raysim.codecs import CODECS
+from raysim.codecs import Codec
 from raysim.codecs.transfers import Flight
-from raysim.notation import parse_notation
 from raysim_benchmarks.harness import in_turn
 
 DEFAULTS = ("Quantize(8, per='row')", "Quantize(4, per='row')", "TopK(0.1)", "Hadamard(Quantize(4))")
@@ -22,7 +21,7 @@ _KEY = 1
 
 
 def bench_overlap(
-    codecs: tuple[str, ...] = DEFAULTS,
+    codecs: Sequence[Codec],
     *,
     numel: int = 1 << 22,
     width: int = 4096,
@@ -44,8 +43,7 @@ def bench_overlap(
 
     rows = []
     product_s = statistics.median(_seconds([products(1)], device) for _ in range(rounds))
-    for text in codecs:
-        codec = parse_notation(text, CODECS)
+    for codec in codecs:
         packet = codec.encode(x, _KEY)
         actions: dict[str, Callable[[], Any]] = {
             "encode": partial(codec.encode, x, _KEY),
@@ -61,7 +59,7 @@ def bench_overlap(
                     seconds[name].append(_seconds(runs, device))
             medians = {f"{name}_s": statistics.median(values) for name, values in seconds.items()}
             hidden = (medians["codec_s"] + medians["products_s"] - medians["together_s"]) / medians["codec_s"]
-            rows.append({"codec": text, "action": action, **medians, "hidden": hidden})
+            rows.append({"codec": repr(codec), "action": action, **medians, "hidden": hidden})
     name = torch.cuda.get_device_name() if device == "cuda" else "CPU"
     return {"device": name, "numel": numel, "rows": rows}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,8 +11,7 @@ from rich.table import Table
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from raysim.codecs import CODECS, kernels
-from raysim.notation import parse_notation
+from raysim.codecs import Codec, kernels
 
 DEFAULTS = (
     "Quantize(8)",
@@ -89,20 +88,19 @@ def counted(cached: int = 0) -> Iterator[Moved]:
         executor.__call__, executor._init_args_hst = call, bring
 
 
-def bench_passes(codecs: tuple[str, ...] = DEFAULTS, shape: tuple[int, ...] = SHAPE) -> dict[str, Any]:
+def bench_passes(codecs: Sequence[Codec], shape: tuple[int, ...] = SHAPE) -> dict[str, Any]:
     """Return the bytes that each codec's encode and decode move, and the least: those of a float32 tensor and its packet.
 
     Needs `TRITON_INTERPRET=1` in the environment when Triton is first imported.
     """
     x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
     rows = []
-    for text in codecs:
-        codec = parse_notation(text, CODECS)
+    for codec in codecs:
         with counted(x.nbytes // _SMALL) as encoding:
             packet = codec.encode(x, _KEY)
         with counted(x.nbytes // _SMALL) as decoding:
             packet.decode()
-        row = {"codec": text, "encode_bytes": encoding.bytes, "decode_bytes": decoding.bytes}
+        row = {"codec": repr(codec), "encode_bytes": encoding.bytes, "decode_bytes": decoding.bytes}
         rows.append(row | {"tensor_bytes": x.nbytes, "least_bytes": x.nbytes + packet.array_bytes})
     return {"shape": shape, "rows": rows}
 
