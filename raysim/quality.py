@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+LOSS_STEP = 100 * 2.0**-23  # per cent: losses are computed in float32
 LOSSES = ("cross_entropy", "mse")
 """Losses by name; others are written `package.module:function`."""
 
@@ -75,6 +76,16 @@ class Measure(NamedTuple):
         if self.higher:
             return 100 * (value / chance - 1) if chance > 0 else math.nan
         return 100 * (1 - value / chance) if chance > 0 else math.nan
+
+    def step(self, count: float) -> float:
+        """Return the smallest difference, in `unit`, that `count` predictions, or samples if `whole`, can show; NaN if it is unknown.
+
+        >>> MEASURES["accuracy"].step(200), MEASURES["accuracy"].step(math.nan)
+        (0.5, nan)
+        """
+        if not self.counted:
+            return LOSS_STEP
+        return 100 / count if count > 0 else math.nan
 
     @property
     def worst(self) -> float | None:

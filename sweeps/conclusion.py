@@ -131,7 +131,7 @@ def conclude(decision: DecisionState, sweep: Sweep) -> None:
         if ran is not None:
             candidate.harm = against_dense(ran, job.measure)
             candidate.faster = speedup(ran.speedup[network]) if network in ran.speedup else ""
-    decision.sentences = [_verdict(decision, job, sweep), *sweep.search.summary()]
+    decision.sentences = [_verdict(decision, job, sweep), *sweep.search.summary(decision.spent_s)]
     home = adoption(job, network)
     decision.code = f"# {home.text.replace('`', '')}\n{home.code}" if home.code else ""
     rounds = cast("RaceSearch", sweep.search).rounds

@@ -284,7 +284,7 @@ class RaceBudget:
                 shares.append(entry.share)
         return max(shares)
 
-    def summary(self) -> list[str]:
+    def summary(self, before_s: float = 0.0) -> list[str]:
         """Return lines on an ended race: settings without a verdict, the decision, and the cost of what is open."""
         rounds = self.rounds
         counts = Counter(WORDS[reason.kind] for reason in rounds.left.values())
@@ -306,10 +306,10 @@ class RaceBudget:
                 for trial in running
             ),
             *map(self._undecided_line, undecided),
-            f"{end}Open: {plural(len(running), 'setting')}{self._resume_words(running)}.",
+            f"{end}Open: {plural(len(running), 'setting')}{self._resume_words(running, before_s)}.",
         ]
 
-    def _resume_words(self, running: Sequence[int]) -> str:
+    def _resume_words(self, running: Sequence[int], before_s: float) -> str:
         """Return the seeds and the budget that would decide about the open trials; nothing without one."""
         if not running:
             return ""
@@ -319,7 +319,7 @@ class RaceBudget:
         if spending.budget.of_gpus:
             whole = f"'{(self.trained_s + lacking_s) * spending.gpus / 3600:.2g} GPU hours'"
         else:
-            whole = f"{math.ceil((spending.elapsed_s + spending.elapsing_s(lacking_s)) / 60)}min"
+            whole = f"{math.ceil((before_s + spending.elapsed_s + spending.elapsing_s(lacking_s)) / 60)}min"
         return f", decided by {len(rounds.seeds)} seeds each in {self._takes(lacking_s)} more: add `--resume --budget {whole}`"
 
     def _undecided_line(self, trial: int) -> str:

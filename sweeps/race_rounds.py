@@ -322,7 +322,9 @@ class RaceRounds:
         """Add the evidence of the parts of a round."""
         whole = [entry for entry in entries if entry.trial == self.dense and entry.share == 1.0]
         for seed in {seed for entry in whole for seed in entry.seeds}:
-            row, name = self.run_of(self.dense, seed).row, self.measure.name
+            run, name = self.run_of(self.dense, seed), self.measure.name
+            row, judged = run.row, "samples" if self.measure.whole else "predictions"
+            self.race = replace(self.race, step=self.measure.step(run.evals[judged].min()))
             values = (row.get(f"{column}_{name}{mode}") for column, mode in (("final", "_on"), ("chance", "")))
             self._dense_skills[seed] = self.measure.skill(*(math.nan if value is None else value for value in values))
         out = {self.dense, *self.failed}

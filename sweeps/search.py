@@ -80,8 +80,11 @@ class LedgerSearch(Searcher):
         """Return the row of a Tune trial."""
         return self._rows.get(trial_id)
 
-    def summary(self) -> list[str]:
-        """Return lines on the decisions of a race within its budget and on what is open; none without a budget."""
+    def summary(self, before_s: float = 0.0) -> list[str]:
+        """Return lines on the decisions of a race within its budget and on what is open; none without a budget.
+
+        `before_s`: seconds spent before the race, of the budget for both.
+        """
         return []
 
     def standing(self) -> str:
@@ -216,9 +219,9 @@ class RaceSearch(LedgerSearch):
     def _stop(self, row: TrialRow, result: Mapping[str, Any]) -> None:
         """Leave the part for a resume, since the sweep is ending."""
 
-    def summary(self) -> list[str]:
+    def summary(self, before_s: float = 0.0) -> list[str]:
         rounds = self._rounds
-        return [] if rounds is None or rounds.budget is None else rounds.budget.summary()
+        return [] if rounds is None or rounds.budget is None else rounds.budget.summary(before_s)
 
     def standing(self) -> str:
         rounds = self._rounds

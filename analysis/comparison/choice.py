@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from raysim.analysis.comparison.contexts import ComparedRuns, contexts
+from raysim.analysis.comparison.contexts import AT_CHANCE, ComparedRuns, contexts
 from raysim.analysis.comparison.rule import CONFIDENCE, Judged, PairedSample, Where, judge
 from raysim.analysis.comparison.statistics import ALONE, Prior, highest_rate, priors, studentise
 from raysim.analysis.data import AnalysisError, ReplayError
@@ -95,9 +95,11 @@ def settings(
 def is_promising(judged: Mapping[str, Any]) -> bool:
     """Return whether a setting, given by its row of `settings`, is worth more seeds: it is more likely safe than not.
 
-    It is undecided, and its mean harm is within the margin. With two seeds or more its `chance` is then at least a half.
+    It is undecided beside dense runs that learned, and its mean harm is within the margin. With two seeds or more its `chance` is
+    then at least a half.
     """
-    return bool(judged.get("verdict") == "undecided" and judged["harm"] <= judged["within"])
+    open_still = judged.get("verdict") == "undecided" and judged.get("lacking") != AT_CHANCE
+    return bool(open_still and judged["harm"] <= judged["within"])
 
 
 def divergence(judged: Mapping[Any, Any]) -> str:

@@ -21,7 +21,8 @@ from raysim.config.identity import Setting, as_text, is_missing
 from raysim.quality import MEASURES, Measure, measures_of
 from raysim.records import FINISHED
 
-LOSS_STEP = 100 * 2.0**-23  # per cent: losses are computed in float32
+AT_CHANCE = "the dense runs are not surely above chance"
+"""Why nothing can be said of a setting, however many seeds it has."""
 
 Mode = Literal["on", "off", "on_estimated", "off_estimated"]
 """Compression on or off in an evaluation, with the BatchNorm statistics of training or with those estimated anew under that mode."""
@@ -33,7 +34,7 @@ class ComparedRuns:
     """Comparable runs: equal in all but compression and seed.
 
     `rows` has one row for each run: run, setting (a Setting), seed, the measure with compression on and off and by chance,
-    predictions (of an evaluation), study, confirms (whether it confirms the choice of other runs), and diverged.
+    predictions (of an evaluation), study, confirms (whether it confirms the choice of other runs), data (a digest), and diverged.
     """
 
     label: str
@@ -91,15 +92,15 @@ class ComparedRuns:
         chosen = self.sample(harms, setting, Setting())
         if chosen.lacking or (end or self).learned(Setting(), chosen.seeds, alpha=alpha):
             return chosen
-        return chosen._replace(lacking="the dense runs are not surely above chance")
+        return chosen._replace(lacking=AT_CHANCE)
 
     def harms(self, setting: Setting) -> dict[int, float]:
-        """Return how much worse a setting is than dense at each shared seed, with compression on."""
+        """Return how much worse a setting is than dense at each shared seed, with compression on, unless their data differ."""
         runs, dense = self.settings[setting], self.settings.get(Setting())
         if dense is None:
             return {}
-        seeds = (seed for seed in runs.index if seed in dense.index)
-        return {seed: self.harm(runs.loc[seed], "on", dense.loc[seed], "on") for seed in seeds}
+        pairs = ((seed, runs.loc[seed], dense.loc[seed]) for seed in runs.index if seed in dense.index)
+        return {seed: self.harm(own, "on", other, "on") for seed, own, other in pairs if same_data(own, other)}
 
     def learned(self, setting: Setting, seeds: Iterable[int], mode: Mode = "on", *, alpha: float) -> bool:
         """Return whether the models of a setting at these seeds are clearly better than chance."""
@@ -112,10 +113,7 @@ class ComparedRuns:
     @cached_property
     def step(self) -> float:
         """The smallest difference in quality that an evaluation can show, in `unit`; NaN if it was not recorded."""
-        if not self.quality.counted:
-            return LOSS_STEP
-        predictions = self.rows["predictions"].min()
-        return 100 / float(predictions) if predictions > 0 else math.nan
+        return self.quality.step(float(self.rows["predictions"].min()))
 
     @property
     def unit(self) -> str:
@@ -136,8 +134,8 @@ class ComparedRuns:
 def contexts(results: Results, *, quality: str = "auto", margin: float | None = None) -> list[ComparedRuns]:
     """Return the finished runs, in groups equal in all but compression and seed.
 
-    A diverged run counts as untrained: it gets the loss of its first step, and chance for other measures, 0 for an
-    accuracy. `quality` is a measure of the runs, or "auto" for the measure that each is judged by, see
+    A diverged run counts as untrained: it gets the loss of its first step or that by chance, the greater, and chance for other
+    measures, 0 for an accuracy. `quality` is a measure of the runs, or "auto" for the measure that each is judged by, see
     `Results.measure_of`. `margin` is the tolerated harm: by default half a point or one per cent. Runs without a final evaluation, or
     without the measure, are named in the problems of `results`.
     """
@@ -168,9 +166,12 @@ def contexts(results: Results, *, quality: str = "auto", margin: float | None = 
         measure = results.measure_of(group) if quality == "auto" else own[quality]
         rows = _rows(results, group, measure, counts[measure.whole])
         if len(rows):
+            label = _label(group.iloc[0], runs, keys)
+            if rows["data"].nunique() > 1:
+                results.complain(f"{label}: the data changed between runs, and only runs on equal data are compared.")
             comparable.append(
                 ComparedRuns(
-                    _label(group.iloc[0], runs, keys),
+                    label,
                     rows,
                     measure,
                     measure.margin if margin is None else margin,
@@ -195,6 +196,8 @@ def _rows(results: Results, runs: pd.DataFrame, measure: Measure, predictions: M
         if all(math.isnan(value) for value in values.values()):
             results.complain(f"The run {run} has no final evaluation, and is not compared.")
             continue
+        if math.isnan(values[f"{name}_on"]):
+            results.complain(f"The run {run} has no number as its final {name} with compression on, and is not judged.")
         rows.append(
             {
                 "run": run,
@@ -205,6 +208,7 @@ def _rows(results: Results, runs: pd.DataFrame, measure: Measure, predictions: M
                 "predictions": predictions.get(run, math.nan),
                 "study": None if is_missing(row["study"]) else str(row["study"]),
                 "confirms": is_confirmation(results.path(run)),
+                "data": None if is_missing(row.get("data_digest")) else str(row["data_digest"]),
                 "diverged": row["status"] == "diverged",
             }
         )
@@ -226,10 +230,17 @@ def _fewest(evals: pd.DataFrame, column: str) -> dict[str, int]:
 def _untrained(results: Results, run: str, measure: Measure, chance: float) -> tuple[float, str]:
     if measure.name == "loss":
         steps = results.select([run]).table("steps", ["step", "loss"]).sort_values("step")
-        return float(steps["loss"].iloc[0]) if len(steps) else math.nan, "the loss of its first step"
+        first = float(steps["loss"].iloc[0]) if len(steps) else math.nan
+        return float(np.fmax(first, chance)), "the loss of its first step, or by chance if that is more"
     if measure.counted:
         return 0.0, f"{measure.name} 0"
     return chance, f"the {measure.name} by chance"
+
+
+def same_data(run: pd.Series[Any], other: pd.Series[Any]) -> bool:
+    """Return whether two runs have the same samples, as far as their records say."""
+    own, its = run.get("data"), other.get("data")
+    return is_missing(own) or is_missing(its) or own == its
 
 
 def _number(value: object) -> float:

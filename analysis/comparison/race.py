@@ -126,13 +126,12 @@ class Race:
     def safe(self, evidence: Mapping[Name, Evidence]) -> list[Name]:
         """Return the settings called safe on planned seeds or at an interim analysis. The family includes settings that have left."""
         samples = {name: self._sample(each.final) for name, each in evidence.items() if each.final}
-        complete = [name for name, each in samples.items() if not each.lacking]
-        if not complete or self.at_chance:
+        if self.at_chance:
             return []
-        chosen = [samples[name] for name in complete]
+        chosen = list(samples.values())
         borrowed = priors([each.values for each in chosen], [self.step] * len(chosen), self.margin)
         judged = judge(chosen, [self.margin] * len(chosen), priors=borrowed, family=self.family)
-        return [name for name, each in zip(complete, judged, strict=True) if each.where == "below"]
+        return [name for name, each in zip(samples, judged, strict=True) if each.where == "below"]
 
     def _sample(self, values: tuple[float, ...]) -> PairedSample:
         grown = len(values) > self.plan

@@ -194,9 +194,9 @@ class JobRuns:
         return seeds_needed(spread, settings=judged["family"], harm=judged["harm"])
 
     def cost_s(self, seeds: int) -> float:
-        """Return the seconds of training to give every setting that many seeds, by the recorded runs."""
+        """Return the seconds of a study that trains every setting on that many seeds, by the recorded runs."""
         each = float(self.runs["seconds"].astype(float).mean()) if "seconds" in self.runs else math.nan
-        return each * sum(max(0, seeds - setting.seeds) for setting in self.settings)
+        return each * seeds * len(self.settings)
 
     @cached_property
     def named(self) -> list[SettingRuns]:

@@ -319,7 +319,7 @@ def _seeds_words(job: JobRuns, setting: SettingRuns) -> str:
         return f"{outcome}, and {MOST_SEEDS} would not either: the difference is too close to the margin for its spread over seeds."
     needed = max(needed or MIN_SEEDS, MIN_SEEDS if have < MIN_SEEDS else have + 1)
     hours = job.cost_s(needed)
-    return f"{outcome}, but {needed} would{f', {seconds(hours)} of training' if hours > 0 else ''}."
+    return f"{outcome}, but a study of {needed} would{f', {seconds(hours)} of training' if hours > 0 else ''}."
 
 
 def _faster_than_dense(setting: SettingRuns, network: str) -> str:

@@ -151,7 +151,8 @@ class Replay:
             )
         if self.recording.compress_from > self.recording.first_step:
             notes.append(
-                f"Priced are the compressed steps, from `compress_from` = {self.recording.compress_from} on; those before were dense."
+                f"Priced are the compressed steps, from `compress_from` = {self.recording.compress_from} on; those before were dense, "
+                "and count as compressed in the seconds of a whole run and to a target."
             )
         low, high = self.wire_bytes.min(), self.wire_bytes.max()
         if high > 1.01 * low:
@@ -280,7 +281,7 @@ class Replay:
     def steps_to_target(self, target: Target) -> dict[str, int | None]:
         """Return the steps to the first evaluation that reached `target`, by mode: links "on" and "off"; None if none did.
 
-        The resolution is `evaluate_every_steps`, the interval between evaluations.
+        A branch counts its own steps, not its parent's. The resolution is `evaluate_every_steps`, the interval between evaluations.
         """
         evals, folder = self.recording.evals, self.run.folder
         if not len(evals):
@@ -293,7 +294,8 @@ class Replay:
             )
         reached = evals[target.reached(evals[target.metric])]
         first = {mode: reached["step"][reached["mode"] == mode].min() for mode in ("on", "off")}
-        return {mode: None if pd.isna(step) else int(step) for mode, step in first.items()}
+        begun = self.recording.first_step
+        return {mode: None if pd.isna(step) else int(step) - begun for mode, step in first.items()}
 
     def best(self, target: Target, mode: str) -> float:
         """Return the best evaluated value of the target's measure, with compression `mode`: "on" or "off"."""

@@ -102,21 +102,26 @@ def percent(share: float) -> str:
 
 
 def _fastest(advice: Advice) -> list[str]:
-    best = advice.fastest()
+    best, on = advice.fastest(), _where(advice)
     if best is None:
         return []
     if best is advice.dense:
-        return ["No setting that is tried here, and fits, is faster."]
+        return [f"No setting that is tried here, and fits, is faster{on}."]
     gain = best.networks[0].samples_per_s / advice.dense.networks[0].samples_per_s
     known = f" ({best.known})"
     return [
-        f"Fastest that fits: {best.way.layout}, {best.way}{known}, with {three_digits(gain)} times as many samples a second."
+        f"Fastest that fits{on}: {best.way.layout}, {best.way}{known}, with {three_digits(gain)} times as many samples a second."
     ]
+
+
+def _where(advice: Advice) -> str:
+    """Return the network of the fastest and the cheapest way, if there are several."""
+    return f" on {advice.networks[0]!r}" if len(advice.networks) > 1 else ""
 
 
 def _cheapest(advice: Advice) -> list[str]:
     """Return the way of least money; nothing without costs of money."""
-    best, costs = advice.cheapest(), advice.costs
+    best, costs, on = advice.cheapest(), advice.costs, _where(advice)
     if best is None or costs is None or not costs.cost:
         return []
     own, other = advice.dense.networks[0].expected, best.networks[0].expected
@@ -124,11 +129,11 @@ def _cheapest(advice: Advice) -> list[str]:
     assert other is not None
     if best is advice.dense:
         return [
-            f"No setting that is tried here, and fits, is cheaper: 1,000 steps cost {costs.money_text(1000 * own.money)}."
+            f"No setting that is tried here, and fits, is cheaper{on}: 1,000 steps cost {costs.money_text(1000 * own.money)}."
         ]
     return [
-        f"Cheapest that fits: {best.way.layout}, {best.way} ({best.known}), {costs.money_text(1000 * other.money)} for 1,000 steps "
-        f"instead of {costs.money_text(1000 * own.money)}."
+        f"Cheapest that fits{on}: {best.way.layout}, {best.way} ({best.known}), {costs.money_text(1000 * other.money)} for 1,000 "
+        f"steps instead of {costs.money_text(1000 * own.money)}."
     ]
 
 

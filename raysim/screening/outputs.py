@@ -170,10 +170,13 @@ def study_of(
 ) -> dict[str, Any]:
     """Return the keys of a study that compares settings with dense, on the run whose values are `base`."""
     measure = plan.task.measures[0]
-    objective = f"{measure.name}_on" if measure.name in MEASURES else measure.name
     own = {key: _absolute(key, value) for key, value in base.items() if key != "name"}
     dense, variants = _keys(Setting(), plan), {words(setting): _keys(setting, plan) for setting in settings}
-    return {"base": own} | beside_dense(objective, measure.margin / 100, networks, transport, dense, variants)
+    study = beside_dense(f"{measure.name}_on", measure.margin / 100, networks, transport, dense, variants)
+    if measure.name not in MEASURES:
+        direction = "maximize" if measure.higher else "minimize"
+        study["objectives"][0] = {"name": f"{measure.name}_on", "direction": direction}
+    return {"base": own} | study
 
 
 def _keys(setting: Setting, plan: Plan) -> dict[str, str]:

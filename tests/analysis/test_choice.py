@@ -130,6 +130,51 @@ def test_settings_are_safe_only_if_bound_is_within_margin(tmp_path):
     assert losses.loc["TopK(0.3)", "unit"] == "% of loss"
 
 
+@pytest.mark.parametrize("tables", [True, False], ids=["after steps", "before its first step"])
+def test_a_diverged_run_counts_as_untrained_wherever_it_began(tmp_path, tables):
+    """Also from weights whose first loss is lower than the final one of dense."""
+    for forward in ("Identity", "TopK(0.1)"):
+        for seed in range(4):
+            diverged = forward != "Identity" and seed > 0
+            ended: dict[str, Any] = {"status": "diverged", "tables": tables} if diverged else {}
+            ended |= {} if diverged else {"finals": {"loss_on": 2.1 + seed / 1000}}
+            folder = tmp_path / f"{forward}-s{seed}"
+            write_run(folder, forward=forward, seed=seed, extra={"chance_loss": 4.0}, **ended)
+    (row,) = analysis.settings(load(tmp_path), quality="loss").to_dict("records")
+    assert (row["seeds"], row["diverged"]) == (3, 2)
+    assert row["harm"] == pytest.approx(100 * (4.0 / 2.1 - 1) * 2 / 3, abs=0.1)
+    assert row["verdict"] != "safe"
+
+
+@pytest.mark.parametrize("dense", [0.1, 0.9], ids=["at chance", "above it"])
+def test_nothing_is_promising_beside_dense_runs_that_learned_nothing(tmp_path, dense):
+    make_runs(tmp_path, {"Identity": [dense] * 3, "TopK(0.1)": [dense - 0.005, dense, dense + 0.005]})
+    (row,) = analysis.settings(load(tmp_path)).to_dict("records")
+    assert row["verdict"] == "undecided"
+    assert is_promising(row) is (dense > 0.5)
+
+
+def test_a_result_that_is_no_number_is_named(tmp_path):
+    make_runs(tmp_path, {"Identity": [0.9] * 4, "TopK(0.1)": [0.9, 0.9, 0.9]})
+    write_run(tmp_path / "none", forward="TopK(0.1)", seed=3, finals={"accuracy_on": math.nan, "accuracy_off": 0.9})
+    results = load(tmp_path)
+    assert analysis.settings(results)["seeds"].tolist() == [3]
+    assert (
+        "The run none has no number as its final accuracy with compression on, and is not judged." in results.problems
+    )
+
+
+def test_runs_on_other_data_are_not_compared(tmp_path):
+    """A file may change between the runs of dense and of a setting; older records do not say what they were trained on."""
+    digests = {"Identity": "a", "TopK(0.5)": "a", "TopK(0.3)": "b", "TopK(0.2)": None}
+    for i, (forward, digest) in enumerate(digests.items()):
+        make_runs(tmp_path / str(i), {forward: [0.9, 0.91, 0.92]}, extra={"data_digest": digest})
+    results = load(tmp_path)
+    seeds = analysis.settings(results).set_index("forward")["seeds"]
+    assert seeds.to_dict() == {"TopK(0.5)": 3, "TopK(0.3)": 0, "TopK(0.2)": 3}
+    assert "cnn on digits: the data changed between runs, and only runs on equal data are compared." in results.problems
+
+
 def test_settings_are_judged_by_the_objective_of_their_study(tmp_path):
     study = write_study(tmp_path / "study", [{}], objectives={"loss_on": "minimize", "accuracy_on": "maximize"})
     for seed in range(3):
@@ -304,6 +349,32 @@ def test_eliminated_settings_count_in_report_family(tmp_path):
     samples = [sample(dict(enumerate(harms)), step=context.step), *[sample({})] * 6]
     assert row["harm_high"] == pytest.approx(judge(samples, [context.margin] * 7)[0].bounds.high)
     assert row["harm_high"] > alone["harm_high"]
+
+
+def test_a_race_and_a_report_agree_about_the_same_harms(tmp_path):
+    """Also about settings that borrow the spread of one that left on its first seeds."""
+    study = write_study(tmp_path / "study", [{}], objectives={"accuracy_on": "maximize"})
+    written = (study / "study.toml").read_text()
+    (study / "study.toml").write_text(f"seeds = [0, 1, 2]\n{written}")
+    drops = {"Identity": [0, 0, 0], "TopK(0.5)": [1, 2, 3], "TopK(0.3)": [2, 2, 3], "TopK(0.1)": [-9, 12]}
+    for forward, lost in drops.items():
+        for seed, drop in enumerate(lost):
+            finals = {"accuracy_on": 0.9 - drop / 1000, "loss_on": 0.6}
+            write_run(study / "trials" / f"{forward}-s{seed}", seed=seed, forward=forward, finals=finals)
+    results = load(tmp_path)
+    (context,) = contexts(results)
+    evidence = {
+        str(setting): Evidence(1.0, final=tuple(context.harms(setting).values()))
+        for setting in context.settings
+        if setting != Setting()
+    }
+    agreed = set()
+    for margin in (0.2, 0.45, 0.5, 0.55, 3.0):
+        judged = analysis.settings(results, within=margin)
+        safe = set(judged.loc[judged["verdict"] == "safe", "setting"])
+        assert set(Race(3, margin, 3, step=context.step).safe(evidence)) == safe
+        agreed.add(len(safe))
+    assert agreed == {0, 2}
 
 
 @pytest.mark.parametrize(("seeds", "share"), [(5, 1 / 2), pytest.param(13, 1 / 6, marks=pytest.mark.slow)])

@@ -218,6 +218,15 @@ def test_time_to_target_is_steps_times_step_time(runs, sparse):
     assert replay(sparse, "8mbps", target=ALWAYS).iloc[0]["steps_to_target_on"] == 4  # the first evaluation
 
 
+def test_a_branch_counts_its_own_steps_to_a_target(tmp_path):
+    train(make_config({**SMALL, "steps": 4}), engine="inline", out=tmp_path / "parent")
+    changes = {"start": f"{tmp_path / 'parent'}@4", "steps": 2, "evaluate_every_steps": 1}
+    train(make_config({**SMALL, **changes}), engine="inline", out=tmp_path / "branch")
+    row = replay(tmp_path / "branch", "8mbps", target=ALWAYS).iloc[0]
+    assert Run(tmp_path / "branch").evals["step"].min() == 5
+    assert (row["steps_to_target_on"], row["time_to_target_on_s"]) == (1, row["step_s"])
+
+
 def test_unreached_target_is_missing_and_reported(runs, sparse):
     row = replay(sparse, "8mbps", target="accuracy=2").iloc[0]
     assert row["steps_to_target_on"] is pd.NA

@@ -339,9 +339,7 @@ def test_two_seeds_decide_nothing_and_a_setting_that_is_probably_harmful_is_not_
         "On 100mbps over Ray, stay dense: 1 s a step. 2 settings are faster, but none is shown to be safe."
     )
     assert "None is promising. The least harmful is `a`: loss 15 % higher than dense on 2 seeds." in said
-    assert said.endswith(
-        "2 seeds cannot decide, but 7 would, 2.5 h of training."
-    )  # three settings, five seeds more of each
+    assert said.endswith("2 seeds cannot decide, but a study of 7 would, 3.5 h of training.")  # three settings
     assert adoption(harmful, "100mbps") == (
         "On 100mbps, stay dense: no change to your training code.",
         "",

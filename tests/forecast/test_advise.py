@@ -407,6 +407,8 @@ def test_advice_names_bandwidths_and_fastest_fitting_option() -> None:
         row.networks[0].samples_per_s <= best.networks[0].samples_per_s for row in advice.rows if not row.known.breaks
     )
     assert answer(advise(job(), []))[0].startswith("This job needs ")
+    several = answer(advise(job(), [parse_network("100mbps"), parse_network("10gbps")]))
+    assert second.replace("fits:", "fits on 100mbps:") in several
 
 
 def test_more_microbatches_in_flight_hide_latency_for_memory() -> None:

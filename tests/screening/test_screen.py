@@ -33,6 +33,7 @@ from raysim.records import Run
 from raysim.screening import screen
 from raysim.screening.bench import Bench
 from raysim.screening.findings import findings
+from raysim.screening.outputs import study_of
 from raysim.screening.passes import Passes
 from raysim.screening.verdicts import (
     HOPELESS,
@@ -339,6 +340,16 @@ def test_screen_records_match_figures(written):
     links = pq.read_table(folder / "records" / "links.parquet").to_pylist()
     assert len(links) == 3 * 4
     assert pq.read_table(folder / "records" / "screen.parquet").to_pylist()[0]["samples"] == 8
+
+
+@pytest.mark.parametrize("metric", ["accuracy", "perplexity", "massive:surest"])
+def test_a_study_judges_settings_as_the_screened_run_does(tmp_path, metric):
+    plan = prepare(config(metrics=[metric])).plan
+    values = study_of(plan, [parse_network("1gbps")], [BLOCK], KEYS | {"metrics": [metric]}, "ray")
+    (file := tmp_path / "s.toml").write_text(tomli_w.dumps({"name": "s", **values}))
+    study = read_study(file)
+    assert study.objectives[0].quality == plan.task.measures[0]
+    assert study.constraints[0].objective == study.objectives[0].name
 
 
 def test_screen_study_has_promising_settings_and_trains(written):

@@ -31,19 +31,19 @@ def made_run(trial, seed, *, harm=None, spread=0.0):
     mean = HARM.get(trial, 0.0) if harm is None else harm
     drawn = spread * np.random.default_rng([seed, trial]).standard_normal() if trial != DENSE else 0.0
     of_run = losses(trial, seed, mean + drawn)
-    evals = pd.DataFrame({"mode": [], "batchnorm": [], "step": [], "loss": []})
+    evals = pd.DataFrame({"predictions": [360.0], "samples": [360.0]})
     row = {"final_loss_on": float(of_run[-20:].mean()), "chance_loss": 2.5}
     return SimpleNamespace(steps=pd.DataFrame({"step": range(STEPS), "loss": of_run}), evals=evals, row=row)
 
 
-def made_rounds(folder, run_of=made_run, *, seeds=SEEDS, entrants=tuple(HARM)):
+def made_rounds(folder, run_of=made_run, *, seeds=SEEDS, entrants=tuple(HARM), measure=MEASURES["loss"]):
     return RaceRounds(
         folder / "race.parquet",
-        race=Race(len(seeds), MEASURES["loss"].margin, len(entrants)),
+        race=Race(len(seeds), measure.margin, len(entrants)),
         seeds=seeds,
         dense=DENSE,
         entrants=entrants,
-        measure=MEASURES["loss"],
+        measure=measure,
         run_of=run_of,
         cost_of=lambda trials: {trial: float(trial) for trial in trials},
     )

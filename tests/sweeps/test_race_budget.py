@@ -91,6 +91,17 @@ def test_settings_that_wait_beside_a_dense_model_near_chance_would_not_be_decide
     assert line.endswith("Decided: 2 left beside a dense model near chance. Open: 0 settings.")
 
 
+def test_a_budget_to_go_on_has_the_time_before_the_race(tmp_path, few_simulations):
+    """Prices and a screen of a decision take of the same budget."""
+    rounds, _ = budget_race(tmp_path, 6, {1: 0.0, 2: 0.0})
+    rounds.budget.spending = Spending(Budget.parse("1h"), jobs=1, gpus=0)
+    alone, after = (
+        int(rounds.budget.summary(before_s)[-1].partition("--budget ")[2].partition("min")[0])
+        for before_s in (0.0, 600.0)
+    )
+    assert after == alone + 10
+
+
 def plans_of(rounds):
     """Return the numbers of seeds of the plans in a race's file, in order."""
     frame = pd.read_parquet(rounds.file)
@@ -256,7 +267,7 @@ def test_small_budget_races_first_settings_of_study_to_verdict(tmp_path, few_sim
 
 def test_waiting_settings_enter_race_once_first_ones_have_left_time(tmp_path, few_simulations):
     """The first settings are so harmful that they leave at once."""
-    rounds, lines = budget_race(tmp_path, 0.9, LATE)
+    rounds, lines = budget_race(tmp_path, 0.8, LATE)
     assert set(rounds.waiting) == {3, 4, 5}
     play(rounds)
     assert any("waiting settings on 3 seeds, in the" in line for line in lines)
@@ -269,7 +280,7 @@ def test_waiting_settings_enter_race_once_first_ones_have_left_time(tmp_path, fe
     [
         (1.3, {"harms": {1: 0.0, 2: 0.0}, "costs": {1: 2.5, 2: 2.5}}, 5, lambda race: plans_of(race) == [5, 3]),
         (6, {"harms": {1: 0.0}, "spread": 0.009, "usual": 0.1}, 20, lambda race: race.further),
-        (0.9, {"harms": LATE}, 5, lambda race: {3, 4} <= waits_of(race)[0] & waits_of(race)[1]),
+        (0.8, {"harms": LATE}, 5, lambda race: {3, 4} <= waits_of(race)[0] & waits_of(race)[1]),
     ],
     ids=["a plan is shortened", "a setting goes further", "waiting settings enter"],
 )

@@ -20,6 +20,7 @@ from raysim.analysis.data.folders import StudyFile
 from raysim.analysis.report import compose
 from raysim.analysis.report.page import Table
 from raysim.config import ConfigError, make_config
+from raysim.quality import MEASURES
 from raysim.records import Run
 from raysim.sweeps.budget import Budget, Spending
 from raysim.sweeps.ledger import Ledger
@@ -73,6 +74,23 @@ def test_a_race_beside_a_dense_model_near_chance_ends_with_its_planned_seeds_and
         again = play(made_rounds(folder, near_chance))
         assert pq.read_table(again.file).equals(copies[-1])
         assert (again.safe, again.left) == ([], unsure.left)
+
+
+@pytest.mark.parametrize(("name", "column"), [("accuracy", "predictions"), ("exact_match", "samples")])
+def test_a_race_calls_nothing_safe_by_answers_too_few_to_show_the_margin(tmp_path, name, column):
+    """Equal shares of 64 answers hide 1.6 points; the report knows it, and the race ends settings by the same rule."""
+    for count, safe in ((64, []), (64_000, [1])):
+
+        def counted(trial, seed, count=count):
+            run = made_run(trial, seed)
+            evals = pd.DataFrame([{"predictions": 10**9, "samples": 10**9, column: count}])
+            reached = {f"final_{name}_on": 0.75, f"chance_{name}": 0.1}
+            return SimpleNamespace(steps=run.steps, evals=evals, row=run.row | reached)
+
+        (folder := tmp_path / str(count)).mkdir()
+        rounds = play(made_rounds(folder, counted, entrants=(1,), measure=MEASURES[name]))
+        assert rounds.safe == safe
+        assert rounds.race.step == MEASURES[name].step(count)
 
 
 def test_decisions_use_only_their_steps(tmp_path):

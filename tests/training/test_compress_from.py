@@ -59,7 +59,10 @@ def test_warmup_run_is_priced_by_compressed_steps(small, tmp_path):
         prices[name] = Replay(run.folder)
     assert prices["late"].wire_bytes.mean() == prices["whole"].wire_bytes.mean()
     assert prices["late"].recording.step_numbers.tolist() == [4, 5]
-    sentence = "Priced are the compressed steps, from `compress_from` = 4 on; those before were dense."
+    sentence = (
+        "Priced are the compressed steps, from `compress_from` = 4 on; those before were dense, and count as compressed in the "
+        "seconds of a whole run and to a target."
+    )
     assert [sentence in prices[name].notes for name in prices] == [False, True]
 
 
