@@ -105,6 +105,8 @@ def check_compressor(compressor: Compressor, direction: str = "forward", steps: 
             _require(bool(torch.isfinite(y).all()), f"{written} returns values that are not finite")
             compressor.commit(sender, changes)
             compressor.commit(receiver, received)
+            shared = _storages(y) & _storages(*received.values())
+            _require(not shared, f"{written} returns its memory, to which the receiver's layers may write")
             if compressor.two_ended:
                 _require(_content(sender) == _content(receiver), f"{written} lets the memories of its two ends part")
 
@@ -147,6 +149,8 @@ def check_replica_method(method: ReplicaMethod, num_replicas: int = 3, steps: in
             _require(returned == shapes, f"{written} returns {returned} for gradients of {shapes}")
             finite = all(bool(torch.isfinite(x).all()) for x in result.gradients.values())
             _require(finite, f"{written} returns gradients that are not finite")
+            shared = _storages(*result.gradients.values()) & _storages(*result.memory.values())
+            _require(not shared, f"{written} returns its memory, which clipping would overwrite")
             agrees = method.decentralized or averages[i] == averages[0]
             _require(agrees, f"{written} lets replicas step differently")
         memories = [result.memory for result in results]
@@ -296,6 +300,10 @@ def _bits(x: Tensor) -> bytes:
 
 def _content(tensors: Mapping[Any, Tensor]) -> dict[Any, bytes]:
     return {key: _bits(x) for key, x in tensors.items()}
+
+
+def _storages(*tensors: Tensor) -> set[int]:
+    return {x.untyped_storage().data_ptr() for x in tensors}
 
 
 def _same_packet(a: Packet, b: Packet) -> bool:

@@ -100,4 +100,5 @@ class MARINA(Differences):
             estimate = {name: remembered(memory, "mean", name, g) + means[name] for name, g in gradients.items()}
         else:
             estimate = yield from mean_dense("gradients", gradients, context)
-        return Averaged(estimate, {**memory, **{f"mean/{name}": mean for name, mean in estimate.items()}})
+        held = {f"mean/{name}": mean.clone() for name, mean in estimate.items()}  # clipping overwrites gradients
+        return Averaged(estimate, {**memory, **held})

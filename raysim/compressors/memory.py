@@ -177,7 +177,8 @@ class LinkEF21(Residual):
     ) -> tuple[torch.Tensor, State]:
         delta = packet.decode(device)
         reference = recall(state, self.key, context, delta) + delta
-        return reference.to(delta.dtype), remember(self.key, context, reference)
+        # a copy, since the receiver's layers may write to it
+        return reference.to(delta.dtype, copy=True), remember(self.key, context, reference)
 
 
 @dataclass(frozen=True, repr=False)
@@ -245,14 +246,18 @@ class AQSGD(Compressor):
             if first.any():
                 arrays["first"] = to_bytes(pack_bits(first))
         packet = Packet(self.codec, arrays, tuple(x.shape), dtype_name(x))
-        return packet, self.decode(packet, state, context, x.device)[1]
+        return packet, self._changes(self._copies(packet, state, context, x.device), context)
 
     def decode(
         self, packet: Packet, state: State, context: Context, device: torch.device | str = "cpu"
     ) -> tuple[torch.Tensor, State]:
+        stored = self._copies(packet, state, context, device)
+        return stored.to(DTYPES[packet.dtype], copy=True), self._changes(stored, context)
+
+    def _copies(self, packet: Packet, state: State, context: Context, device: torch.device | str) -> torch.Tensor:
+        """Return the copies of a message's rows after its packet, in the dtype in which they are stored."""
         keys = memory_keys(self.key, context)
         row_shape = packet.shape[1:]
-        dtype = DTYPES[self.dtype]
         copies = torch.zeros(packet.shape, device=device)
         rows = as_rows(copies, self.key)
         first = self._marked_first(packet, len(keys), device)
@@ -263,8 +268,10 @@ class AQSGD(Compressor):
             moved = as_rows(recall(state, self.key, context, copies), self.key)[~first]
             delta = packet.part("delta", packet.codec, (len(moved.view(-1, *row_shape)), *row_shape)).decode(device)
             rows[~first] = moved + delta.view_as(moved)
-        stored = copies.to(dtype)
-        return stored.to(DTYPES[packet.dtype]), remember(self.key, context, stored, dtype)
+        return copies.to(DTYPES[self.dtype])
+
+    def _changes(self, stored: torch.Tensor, context: Context) -> State:
+        return remember(self.key, context, stored, DTYPES[self.dtype])
 
     def commit(self, state: State, changes: State) -> None:
         for key, copy in changes.items():

@@ -273,12 +273,12 @@ class ReplicaEF21(Differences):
         if self.start == "dense" and f"own/{next(iter(gradients))}" not in memory:
             means = yield from mean_dense("first gradients", gradients, context)
             own = {f"own/{name}": gradient.clone() for name, gradient in gradients.items()}
-            return Averaged(means, {**memory, **own, **{f"mean/{name}": mean for name, mean in means.items()}})
+            return Averaged(means, {**memory, **own, **{f"mean/{name}": mean.clone() for name, mean in means.items()}})
         sent, means = yield from self._exchange(beyond(gradients, memory), context)
         moved, averaged = dict(memory), {}
         for name, gradient in gradients.items():
             scale = 1 / (1 + (self.codec.relative_variance(gradient.numel()) or 0.0))
             moved[f"own/{name}"] = remembered(memory, "own", name, gradient) + scale * sent[name]
             averaged[name] = remembered(memory, "mean", name, gradient) + scale * means[name]
-            moved[f"mean/{name}"] = averaged[name]
+            moved[f"mean/{name}"] = averaged[name].clone()  # clipping overwrites gradients
         return Averaged(averaged, moved)

@@ -57,6 +57,11 @@ def all_replicas_take_the_same_step_and_nothing_given_is_touched(variant: Varian
                     assert torch.equal(x, own[name] if name in compressed else results[0].gradients[name])
                 assert {name: tuple(x.shape) for name, x in result.gradients.items()} == SHAPES
                 assert all(x.dtype == torch.float32 and torch.isfinite(x).all() for x in result.gradients.values())
+                averaged, kept = (
+                    {x.untyped_storage().data_ptr() for x in tensors.values()}
+                    for tensors in (result.gradients, result.memory)
+                )
+                assert averaged.isdisjoint(kept)  # clipping overwrites gradients
                 assert result.decisions == results[0].decisions
                 assert result.with_momentum == results[0].with_momentum
             assert all(same_tensors(*pair) for pair in zip((*given, *memories), (*before, *held), strict=True))
