@@ -111,6 +111,10 @@ class LinkGraVAC(Compressor):
                 ErrorFeedback(codec, key=self.memory)  # rejects codecs that diverge with a residual
 
     @property
+    def adds_residual(self) -> bool:  # type: ignore[override]
+        return self.memory is not None
+
+    @property
     def levels(self) -> tuple[Codec, ...]:
         """The codecs of the ladder, from mild to strong."""
         if self.ladder == "topk":

@@ -206,7 +206,9 @@ class Codec(Notation, ABC):
         return None
 
     def check_feedback(self) -> None:
-        """Raise ValueError if error feedback diverges with this codec."""
+        """Raise ValueError if error feedback diverges with this codec; by default, if it does with a nested one."""
+        for codec in self._inner():
+            codec.check_feedback()
 
     def check_shapes(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Raise ValueError if a setting has no effect on weights of these shapes, given by name."""

@@ -83,6 +83,7 @@ class Compressor(Notation, ABC):
     )  # facts about a step: the "schedule"'s phase, or the receiving "stage"
     message_varies: ClassVar[bool] = False  # whether it also sends packets of codecs other than `codec`
     commits_at: ClassVar[str] = "send"  # or "step": changes are published when the step ends
+    adds_residual: ClassVar[bool] = False  # whether it adds to a message what earlier ones left out
     carries_support: ClassVar[bool] = False  # whether all packets are `codec`'s own, with the tensor's positions
     evaluation_modes: ClassVar[tuple[str, ...]] = ("on",)  # supported modes, see `evaluation`
     warmup_epochs: ClassVar[int] = 0  # epochs at the start with different packets

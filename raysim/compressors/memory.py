@@ -33,6 +33,8 @@ class Residual(Compressor):
     message adds its residual to the first of its rows, and keeps the sum of what is left of both.
     """
 
+    adds_residual: ClassVar[bool] = True
+
     codec: Codec
     key: str = "slot"
 
@@ -214,6 +216,7 @@ class AQSGD(Compressor):
         if self.capacity is not None:
             self._coerce(capacity=check_integer("capacity", self.capacity, 1))
         check_is_codec("codec", self.codec)
+        self.codec.check_feedback()
 
     @property
     def message_varies(self) -> bool:  # type: ignore[override]

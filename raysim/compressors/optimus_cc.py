@@ -60,7 +60,7 @@ class LazyErrorPropagation(Around):
     """Sends C(g + e) and adds the new error e to the next microbatch, in the same step or the next (Song et al. 2023,
     2301.09830).
 
-    `inner`: a codec, or a compressor with memory at one end. The error in a layer's weight gradient over a step is then
+    `inner`: a codec, or a one-ended compressor without a residual. The error in a layer's weight gradient over a step is then
     a sum of products of e_i with differences of consecutive activations, which is small if the two are uncorrelated.
     `reset="step"` discards e at the end of every step; a change of message shape always discards it.
 
@@ -70,6 +70,8 @@ class LazyErrorPropagation(Around):
     LazyErrorPropagation(WarmStart(LowRank(16)))
     """
 
+    adds_residual: ClassVar[bool] = True
+
     inner: Compressor
     reset: str = "never"
 
@@ -78,6 +80,8 @@ class LazyErrorPropagation(Around):
         check_choice("reset", self.reset, ["never", "step"])
         if self.inner.two_ended:
             raise ValueError(f"`inner` must keep its memory at the sender only, but got {self.inner!r}.")
+        if self.inner.adds_residual:
+            raise ValueError(f"`inner` must keep no residual, or errors would be sent twice, but got {self.inner!r}.")
         if isinstance(self.inner, Plain):
             _feedback(self.inner)  # rejects codecs that diverge with a residual
 

@@ -92,6 +92,12 @@ OF_COMPRESSORS = {
     "Epilogue(Epilogue(TopK(0.1)))": "`inner` must be a codec or a compressor of both directions, but got Epilogue(TopK(0.1))",
     "LazyErrorPropagation(EF21(TopK(0.1)))": "`inner` must keep its memory at the sender only, but got EF21(TopK(0.1))",
     "LazyErrorPropagation(RandomK(0.1, unbiased=True))": "`density` of an unbiased RandomK under a memory",
+    **{
+        f"LazyErrorPropagation({inner})": f"`inner` must keep no residual, or errors would be sent twice, but got {inner}"
+        for inner in ("ErrorFeedback(TopK(0.1))", "LazyErrorPropagation(TopK(0.1))", "GraVAC(memory='slot')")
+    },
+    "ErrorFeedback(TopK(0.5, values=Hadamard(RandomK(0.1, unbiased=True))))": "`density` of an unbiased RandomK under a memory",
+    "AQSGD(RandomK(0.1, unbiased=True))": "`density` of an unbiased RandomK under a memory",
     "LazyErrorPropagation(3)": "`inner` must be a codec or a compressor of both directions, but got 3",
     "LazyErrorPropagation(TopK(0.1), reset='epoch')": "`reset` must be one of never, step, but got 'epoch'",
     "ACGC(0)": "`budget` must be in (0, 1], but got 0",
