@@ -68,9 +68,9 @@ class StreamingDiLoCo(DiLoCo):
             fragment = {name: gradients[name] for name in self.fragment(shapes, sent)}
             mean, moved = yield from self.mean_change(fragment, memory, context, f"{CHANGES}{sent}/")
             moved |= {f"waiting/{name}": x for name, x in mean.items()}
-        if arrived is None or context.step < self.delay:
+        names = [] if arrived is None else self.fragment(shapes, arrived)
+        if not all(f"waiting/{name}" in moved for name in names):  # not sent: a run or a branch begins
             return Averaged({}, moved)
-        names = self.fragment(shapes, arrived)
         mean = {name: moved[f"waiting/{name}"].view_as(gradients[name]) for name in names}
         after, outer = self.outer_step(mean, moved)
         left = {name: x for name, x in moved.items() if name.removeprefix("waiting/") not in names}

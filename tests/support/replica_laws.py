@@ -162,5 +162,9 @@ def keeps_all_laws_of_local_steps(notation: str, *, whole: bool) -> None:
             sent += sum(one.array_bytes)
             stored = [sum(x.nbytes for x in memory.values()) for memory in one.memories]
             assert max(stored) <= method.memory_bytes(SHAPES)
+        for first in range(1, method.period + 1):  # a branch may begin at any step
+            branch = Apart(notation, count)
+            for step in range(first, first + 2 * method.period):
+                branch.step(step)
         assert (sent > 0) is (count > 1)
         assert min(stored) > 0 or method.memory_bytes(SHAPES) == 0
