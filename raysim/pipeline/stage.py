@@ -104,8 +104,9 @@ class Stage:
         weights = self.versions.of_forward(microbatch)
         if self.config.recompute:
             buffers = {name: self.module.get_buffer(name).clone() for name in self._buffers}
-            with torch.no_grad():
-                sent = self._compute(inputs, key, targets, weights)
+            with torch.no_grad():  # without gradients a first layer in place would write to the data
+                given = {name: x.clone() for name, x in inputs.items()} if self.first else inputs
+                sent = self._compute(given, key, targets, weights)
             self._saved[microbatch] = _Saved(inputs, {}, key, targets, buffers, weights)
         else:
             with self.versions.saving(weights):

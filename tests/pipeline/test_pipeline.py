@@ -223,7 +223,12 @@ def test_evaluation_changes_no_state(small, run):
     assert torch.equal(torch.get_rng_state(), random_state)
 
 
-@pytest.mark.parametrize("kind", [{}, DROPOUT, RUNS["batchnorm"]], ids=["cnn", "dropout", "batchnorm"])
+IN_PLACE = {"model": {"name": "tests.support.models:in_place"}, "num_stages": None, "cuts": ["2"]}
+
+
+@pytest.mark.parametrize(
+    "kind", [{}, DROPOUT, RUNS["batchnorm"], IN_PLACE], ids=["cnn", "dropout", "batchnorm", "in place"]
+)
 def test_recomputation_changes_nothing(small, kind):
     plain, losses = trained(small(**kind))
     again, recomputed = trained(small(**kind, recompute=True))

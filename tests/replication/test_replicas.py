@@ -78,6 +78,7 @@ def test_a_twin_step_gives_the_gradients_of_both_and_leaves_no_other_trace(small
     for kind in (
         {**DROPOUT},
         {"model": {"name": "tests.support.models:normed"}, "num_stages": None, "cuts": ["norm1", "norm2"]},
+        {"model": {"name": "tests.support.models:in_place"}, "num_stages": None, "cuts": ["2"]},
     ):
         config = small(**{**REPLICAS, **kind, "replica_gradient": MARINA, "optimizer": {"learning_rate": 0.0}})
         twin, single = start(config), start(config.changed(replica_gradient="Identity"))

@@ -24,6 +24,18 @@ def flat(shape) -> nn.Sequential:
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Linear(16, 10))
 
 
+class Scales(nn.Module):
+    """A layer in place."""
+
+    def forward(self, x):
+        return x.mul_(2).sub_(0.5)
+
+
+def in_place(shape) -> nn.Sequential:
+    """A model whose first layer writes to the data."""
+    return nn.Sequential(Scales(), nn.Flatten(), nn.Linear(64, 16), nn.Linear(16, 10))
+
+
 def frozen(shape) -> nn.Sequential:
     """An embedding and a head that are tied, and not trained."""
     embedding, head = nn.Embedding(shape.num_classes, 16), nn.Linear(16, shape.num_classes, bias=False)
