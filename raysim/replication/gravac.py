@@ -186,7 +186,7 @@ class GraVAC(Layered):
                     kept = select(row.view(-1), count_of(level.factor, row), self.select, key)
                 else:
                     kept = select_within(levels[0].kept[name], count_of(level.factor, row), self.select, key)
-                sent = kept.values
+                sent = kept.values if self.select in ESTIMATED else kept.values[None]  # as in a packet
                 if self.values != Identity():
                     sent = self.values.encode(sent, key).decode(sent.device)
                 levels[i] = level._replace(kept={**level.kept, name: kept}, energy=level.energy + energy(sent))

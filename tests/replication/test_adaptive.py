@@ -223,6 +223,21 @@ def test_the_packet_is_that_of_topk_and_the_gain_what_it_keeps() -> None:
         assert decision.gain == pytest.approx(sum(kept) / 2, rel=1e-6)
 
 
+@pytest.mark.parametrize("how", ["exact", "bisect"])
+@pytest.mark.parametrize("values", ["Quantize(2)", "Quantize(2, per='sample')", "RandomK(0.1)"])
+def test_the_gain_is_that_of_the_coded_values(values: str, how: str) -> None:
+    method = parse_replica_method(f"GraVAC(2, 2, epsilon=0.01, select={how!r}, values={values})")
+    given = [{"weight": student(40, 50, seed=replica)} for replica in range(2)]
+    results, _ = average(method, given, [{}, {}], [context(replica, 2, 0) for replica in range(2)])
+    shares = []
+    for own, result in zip(given, results, strict=True):
+        fed = own["weight"].view(1, -1).double()
+        sent = fed - result.memory["residual/weight"].view(1, -1)
+        shares.append(float(sent.square().sum() / fed.square().sum()))
+    (decision,) = results[0].decisions
+    assert decision.gain == pytest.approx(sum(shares) / 2, rel=1e-5)
+
+
 def test_unsent_probe_changes_no_state() -> None:
     """Where the minimum is sent each time, the method is TopK with error feedback, whatever the candidate is."""
     method, plain = (
