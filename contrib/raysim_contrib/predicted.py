@@ -43,6 +43,11 @@ class Predicted(Continuous):
                 f"`optimizer.momentum` must be above 0 with {self!r}, which predicts weights from it, but got {momentum}."
             )
 
+        if run.optimizer.options.get("nesterov"):
+            raise ValueError(
+                f"`optimizer.nesterov` must be left out with {self!r}, which predicts weights from the momentum alone, but got True."
+            )
+
     def check_plan(self, plan: Any, modules: Sequence[Any]) -> None:
         for stage, module in enumerate(modules):
             if any(hasattr(part, "constrain") for part in module.modules()):

@@ -74,7 +74,9 @@ class TwinStage(Stage):
         if not self.twin:
             return super()._compute(x, key, targets, tensors)
         # a first layer in place would write to the data
-        present, past = ({UNNAMED: x[UNNAMED].clone()}, x) if self.first else ({UNNAMED: half} for half in x[UNNAMED].chunk(2))
+        present, past = (
+            ({UNNAMED: x[UNNAMED].clone()}, x) if self.first else ({UNNAMED: half} for half in x[UNNAMED].chunk(2))
+        )
         # only the pass with the current parameters updates statistics
         buffers = {name: buffer.clone() for name, buffer in self.module.named_buffers()}
         both = (

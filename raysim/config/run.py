@@ -194,6 +194,9 @@ def _replicas(run: RunConfig) -> Iterator[str]:
             f"`optimizer.clip_norm` must be left out with {keeping!r}, whose averages hold the momentum: sums of gradients would "
             f"be clipped as one gradient is. Write {instead}, which clips gradients first, in a file without the key."
         )
+    for option in ("nesterov", "dampening"):
+        if keeping is not None and (value := run.optimizer.options.get(option)):
+            yield f"`optimizer.{option}` must be left out with {keeping!r}, whose momentum has none, but got {value}."
 
 
 def _tied(run: RunConfig) -> Iterator[str]:

@@ -106,7 +106,8 @@ def directions(
             steps[names[id(parameter)]] = own["momentum_buffer"]
         elif "exp_avg" in own:
             first, second = (1 - beta ** float(own["step"]) for beta in group["betas"])
-            steps[names[id(parameter)]] = own["exp_avg"] / first / ((own["exp_avg_sq"] / second).sqrt() + group["eps"])
+            squares = own.get("max_exp_avg_sq", own["exp_avg_sq"])  # the former with amsgrad
+            steps[names[id(parameter)]] = own["exp_avg"] / first / ((squares / second).sqrt() + group["eps"])
     return steps
 
 

@@ -21,6 +21,14 @@ REFUSED: dict[str, dict[str, Any]] = {
         "replica_gradient": "DGC(0.1)",
         "optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.9, "clip_norm": 0.5},
     },
+    **{
+        f"`optimizer.{option}` must be left out with DGC(0.1), whose momentum has none, but got {value}.": {
+            "num_replicas": 2,
+            "replica_gradient": "DGC(0.1)",
+            "optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.9, option: value},
+        }
+        for option, value in (("nesterov", True), ("dampening", 0.5))
+    },
     "`fused_embedding` needs parameters that are tied between stages, and this model has none.": {
         "num_replicas": 2,
         "fused_embedding": True,
@@ -120,6 +128,10 @@ REFUSED: dict[str, dict[str, Any]] = {
     "`optimizer.name` must be sgd, adam or adamw with Predicted, which extrapolates their updates, but got 'adagrad'.": {
         "weights": "Predicted",
         "optimizer": {"name": "adagrad"},
+    },
+    "`optimizer.nesterov` must be left out with Predicted, which predicts weights from the momentum alone, but got True.": {
+        "weights": "Predicted",
+        "optimizer": {"name": "sgd", "momentum": 0.9, "nesterov": True},
     },
     "`optimizer.momentum` must be above 0 with Predicted, which predicts weights from it, but got None.": {
         "weights": "Predicted",

@@ -4,9 +4,12 @@ import copy
 
 import pytest
 import torch
+from codec_variants import normal
 from engines import losses_of, start, weights
 from weight_variants import CURVATURE, DELAYED, KNOWN, MICROBATCHES, MOMENTUM, RATE, VARIANTS, parabola
 
+from raysim.config import OptimizerConfig
+from raysim.pipeline.optimizer import directions, make_optimizer
 from raysim.pipeline.prepare import prepare
 from raysim.pipeline.stage import Stage
 from raysim.schedules import OneFOneB, Unflushed
@@ -79,6 +82,19 @@ def test_one_stage_is_synchronous_bit_for_bit(small, text) -> None:
     assert losses == [loss for step in range(16 * 4 // other.plan.config.batch_size) for loss in losses_of(other, step)]
     for name, x in weights(one, 0).items():
         assert torch.equal(x, weights(other, 0)[name])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"momentum": 0.9}, {"momentum": 0.9, "dampening": 0.5}, {"name": "adam"}, {"name": "adamw", "amsgrad": True}],
+)
+def test_directions_are_the_last_update_over_minus_the_rate(options) -> None:
+    x = torch.nn.Parameter(torch.ones(5))
+    optimizer = make_optimizer(OptimizerConfig(learning_rate=RATE, **options), [("x", x)])
+    for scale in (10.0, 0.1, 0.1):  # of gradients whose squares fall
+        before, x.grad = x.detach().clone(), scale * normal(5, seed=int(scale))
+        optimizer.step()
+        torch.testing.assert_close(RATE * directions(optimizer, [("x", x)])["x"], before - x.detach())
 
 
 def recurrence(text: str, delay: int, updates: int, *, per_step: bool) -> list[float]:
