@@ -57,8 +57,8 @@ def shape_and_dtype_are_kept_and_nothing_given_is_touched(variant: Variant, dtyp
         assert bits_of(x) == bits_of(before)
         assert same_state(sender, held)  # the state that is passed in stays as it is, at both ends
         assert same_state(receiver, other)
-        held = {row.untyped_storage().data_ptr() for row in moved.values()}
-        assert y.untyped_storage().data_ptr() not in held  # the receiver's layers may write to what they are given
+        stores = {row.untyped_storage().data_ptr() for row in moved.values()}
+        assert y.untyped_storage().data_ptr() not in stores  # the receiver's layers may write to what they are given
         method.commit(sender, changes)
         method.commit(receiver, moved)
         assert packet.dense_bytes == x.nbytes or isinstance(method, AtSupport)
