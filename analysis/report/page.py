@@ -6,10 +6,12 @@ chosen network's.
 
 from __future__ import annotations
 
+import copy
 import html
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import pandas as pd
@@ -98,18 +100,10 @@ class Chart:
 
     def layout(self, columns: int) -> dict[str, Any]:
         """Return plotly's layout with the panels in rows of `columns`."""
-        from plotly.subplots import make_subplots
-
         columns = min(columns, len(self.panels))
         rows = [self.panels[i : i + columns] for i in range(0, len(self.panels), columns)]
         heights = [max(panel.height for panel in row) for row in rows]
-        layout: dict[str, Any] = make_subplots(
-            len(rows),
-            columns,
-            subplot_titles=[plotly_text(panel.title) for panel in self.panels],
-            row_heights=heights,
-            vertical_spacing=85 / sum(heights) if len(rows) > 1 else None,
-        ).layout.to_plotly_json()
+        layout = copy.deepcopy(_grid(tuple(plotly_text(panel.title) for panel in self.panels), columns, tuple(heights)))
         for title in layout.get("annotations", ()):
             title["font"] = {"size": 13}
         for number, panel in zip(self._numbers(), self.panels, strict=True):
@@ -148,6 +142,19 @@ class Chart:
     def table(self, network: str | None = None) -> pd.DataFrame:
         """Return the drawn points as rows, for one network or for all; columns are named by the axes."""
         return pd.DataFrame([row for panel in self.panels for row in _points(panel, network)])
+
+
+@lru_cache(maxsize=64)
+def _grid(titles: Sequence[str], columns: int, heights: Sequence[int]) -> dict[str, Any]:
+    """Return plotly's layout of titled panels in rows of `columns` with these heights, which takes it long."""
+    from plotly.subplots import make_subplots
+
+    spacing = 85 / sum(heights) if len(heights) > 1 else None
+    figure = make_subplots(
+        len(heights), columns, subplot_titles=titles, row_heights=list(heights), vertical_spacing=spacing
+    )
+    layout: dict[str, Any] = figure.layout.to_plotly_json()
+    return layout
 
 
 def _points(panel: Panel, network: str | None) -> Iterator[dict[str, Any]]:

@@ -27,7 +27,7 @@ from raysim.network.profile import Floats, Profile
 from raysim.network.rounds import Ints, equal_hosts, round_seconds
 from raysim.network.step_end import Starts, last_backwards, on_end, start_times, steady_end, step_collectives
 from raysim.network.timeline import Timeline
-from raysim.network.topology import Network, Placement
+from raysim.network.topology import Network, Placement, links
 from raysim.network.wiring import Ends, Moments, SharedWiring, are_ordered
 from raysim.notation import check_integer
 from raysim.schedules.arrays import ActionTable, steps_table
@@ -210,7 +210,7 @@ class _Setting(NamedTuple):
                 continue
             chosen = [networks[lane] for lane in lanes]
             # from the driver, on the first worker's host, to the farthest worker
-            farthest_s = np.array([network.latencies_s(hosts[0], hosts).max() for network in chosen])
+            farthest_s = links(chosen, hosts[0], hosts)[1].max(axis=0)
             runs = [*of_kernel(table, chosen, placement, ends).run(self.schedule, whole, seed, keep=keep)]
             groups: dict[tuple[Collective, ...], list[int]] = {}
             for i, profile in enumerate(whole):

@@ -80,7 +80,7 @@ class Network:
     def __post_init__(self) -> None:
         for item, low_open in (("bandwidth_bps", True), ("latency_s", False)):
             object.__setattr__(self, item, _matrix(item, getattr(self, item), open_low=low_open))
-        lowest = np.min(_off_diagonal(self.latency_s))
+        lowest = np.min(_off_diagonal(self.latency_s)) if isinstance(self.latency_s, tuple) else self.latency_s
         check_choice("sharing", self.sharing, SHARING)
         checked = {
             "jitter_s": check_real("jitter_s", self.jitter_s, 0, math.inf),

@@ -77,9 +77,9 @@ class RowExecution:
         with blamed(where), self.flight.open():
             start = self.clock.mark()
             x = self._input(action, message)
-            decoded, cpu_s = self.clock.mark(), cpu_seconds(threads)
+            decoded, cpu_s = self.clock.mark(), cpu_seconds(threads) if profiled else 0.0
             y = self._compute(action, x)
-            computed, cpu_s = self.clock.mark(), cpu_seconds(threads) - cpu_s
+            computed, cpu_s = self.clock.mark(), cpu_seconds(threads) - cpu_s if profiled else 0.0
         yield from self._deliver()  # on a GPU the previous packet was copied meanwhile
         boundary = self._outgoing_boundary(action)
         with blamed(where), self.flight.open():
