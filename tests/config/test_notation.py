@@ -13,7 +13,6 @@ from raysim.replication import METHODS
 from raysim.schedules.families import SCHEDULES, GPipe, OneFOneB, parse_schedule
 
 KNOWN = ", ".join(sorted({**CODECS, **COMPRESSORS}))
-KNOWN_CODECS = ", ".join(sorted(CODECS))
 TOPK = "(density, per='sample', values=Identity, index='auto')"
 
 

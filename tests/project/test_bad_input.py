@@ -61,23 +61,23 @@ def words():
 """
 
 
-@pytest.fixture
-def folder(tmp_path, monkeypatch):
-    """The current folder, with modules, a table, a text, and weights that know a tokenizer."""
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Return a folder with modules, a table, a text, and weights that know a tokenizer."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "of_mine.py").write_text(MODULES)
-    (tmp_path / "no_device.py").write_text("raise RuntimeError('no such device')\n")
-    (tmp_path / "houses.csv").write_text("size,price\n" + "".join(f"{i},{2 * i}\n" for i in range(80)))
-    (tmp_path / "text.txt").write_text("the quick brown fox\n" * 60)
-    load_model(DataShape((12,), "int64", 300, (12,)), config=CAUSAL["llama"]).save_pretrained(tmp_path / "weights")
+    folder = tmp_path_factory.mktemp("bad")
+    (folder / "of_mine.py").write_text(MODULES)
+    (folder / "no_device.py").write_text("raise RuntimeError('no such device')\n")
+    (folder / "houses.csv").write_text("size,price\n" + "".join(f"{i},{2 * i}\n" for i in range(80)))
+    (folder / "text.txt").write_text("the quick brown fox\n" * 60)
+    load_model(DataShape((12,), "int64", 300, (12,)), config=CAUSAL["llama"]).save_pretrained(folder / "weights")
     for name, count in (("weights", 300), ("larger", 400)):
         tokenizer = Tokenizer(models.WordLevel({f"t{index}": index for index in range(count)}, unk_token="t0"))
         tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-        (tmp_path / name).mkdir(exist_ok=True)
-        tokenizer.save(str(tmp_path / name / "tokenizer.json"))
-    return tmp_path
+        (folder / name).mkdir(exist_ok=True)
+        tokenizer.save(str(folder / name / "tokenizer.json"))
+    return folder
 
 
 TEXT = ["hf", "data=text", "data.path=text.txt", "data.length=8"]
@@ -166,7 +166,8 @@ def logged():
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_settings_are_refused_before_start(folder, logged, case):
+def test_bad_settings_are_refused_before_start(folder, logged, monkeypatch, case):
+    monkeypatch.chdir(folder)
     arguments, sentence = BAD[case]
     done = CliRunner().invoke(app, ["train", *arguments, "--engine", "inline", "--out", "run"])
     assert done.exit_code == 2, done.output

@@ -61,7 +61,10 @@ def test_core_names_no_single_method() -> None:
 
 
 def methods_named(name: str) -> set[str]:
-    tree = ast.parse((ROOT / name).read_text())
+    text = (ROOT / name).read_text()
+    if not METHOD_CLASSES.intersection(re.findall(r"\w+", text)):
+        return set()
+    tree = ast.parse(text)
     used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(
@@ -89,9 +92,5 @@ def test_the_glossary_has_every_term_once_in_one_sentence() -> None:
 
 def test_docstrings_start_with_a_verb_or_a_noun() -> None:
     for path in [path for room in ("raysim", "analysis", "sweeps") for path in sorted((ROOT / room).rglob("*.py"))]:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)):
-                first = (ast.get_docstring(node) or "-").split()[0]
-                assert first not in {"What", "Who", "How", "Whether", "Why", "Where", "Which", "When", "All"}, (
-                    f"{path}: {node}"
-                )
+        found = re.search(r'(?:\A|:\n) *"""(What|Who|How|Whether|Why|Where|Which|When|All)\s', path.read_text())
+        assert not found, f"{path}: {found.group() if found else ''}"

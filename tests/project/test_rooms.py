@@ -1,6 +1,7 @@
 """The doors of the house: a module imports only from the rooms below it, and what is heavy only where it is used."""
 
 import ast
+import re
 import subprocess
 import sys
 from functools import cache
@@ -181,7 +182,7 @@ def imports_of(path):
     typing_only = {
         id(inner)
         for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        if isinstance(node, ast.If) and getattr(node.test, "id", None) == "TYPE_CHECKING"
         for inner in ast.walk(node)
     }
     found: list[tuple[str, str | None]] = []
@@ -295,7 +296,7 @@ def test_every_package_is_documented_and_typed():
     for package in ("raysim", "analysis", "sweeps"):
         assert (ROOT / package / "py.typed").is_file()
     for _, path in modules():
-        assert ast.get_docstring(ast.parse(path.read_text())) or not path.read_text().strip(), path
+        assert re.match(r'r?"""\S|$', path.read_text()), path
 
 
 def test_architecture_page_lists_every_package():
@@ -307,5 +308,4 @@ def test_architecture_page_lists_every_package():
 
 def test_no_test_module_imports_another():
     for path in sorted((ROOT / "tests").rglob("*.py")):
-        imported = {name.split(".")[0] for name, _ in imports_of(path)}
-        assert not {name for name in imported if name.startswith("test_")}, path
+        assert not re.search(r"^\s*(from|import) ([\w.]+\.)?test_", path.read_text(), re.M), path

@@ -311,7 +311,6 @@ def test_batchnorm_statistics_are_saved_too(tmp_path):
 
 
 LLAMA = CAUSAL["llama"]
-_BERT = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 16}
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "nothing": ({}, "`model.path` or `model.config` must be given with `model` = 'hf'."),
     "a type": (
