@@ -77,7 +77,13 @@ def branched(tmp_path_factory):
     from configurations import SMALL
 
     folder = tmp_path_factory.mktemp("branched")
-    values = {**SMALL, "steps": 12, "num_stages": 2, "optimizer": {"learning_rate": 0.05, "momentum": 0.9}}
+    values = {
+        **SMALL,
+        "steps": 12,
+        "num_stages": 2,
+        "num_microbatches": 2,
+        "optimizer": {"learning_rate": 0.05, "momentum": 0.9},
+    }
     values |= {"data": {"name": "digits", "train_samples": 320, "test_samples": 50}, "checkpoint_every_steps": 0}
     values["profile_every_steps"] = 0  # nothing is priced
     parent = train(

@@ -126,6 +126,8 @@ def test_a_run_of_a_pack_is_opened_by_its_path(over, packed):
     shown = [done.output.replace(str(place), "") for done, place in zip(prices, (over, packed), strict=True)]
     assert shown[0] == shown[1]
     assert "pooled over 4 runs" in shown[0]
+    alone = CliRunner().invoke(app, ["replay", str(packed / "measured"), "--network", "100mbps"])
+    assert "this run alone" in alone.output
     assert load(packed / "study" / "trials").runs["run"].tolist() == ["0-s0", "0-s1", "1-s0", "1-s1"]
 
 
@@ -263,15 +265,6 @@ def test_tables_without_rows_and_tables_that_are_not_there_stay_so(tmp_path):
     assert len(before.problems) == 1
     assert after.actions.empty
     assert len(after.links) == len(before.links) > 0
-
-
-def test_run_is_pooled_with_its_folder(tmp_path):
-    for name in ("top", "study/a", "study/b"):
-        train(make_config(SMALL | {"steps": 4}), engine="inline", out=tmp_path / "runs" / name)
-    pack(tmp_path / "runs", tmp_path / "packed")
-    for name, company in (("top", "this run alone"), ("study/a", "pooled over 2 runs")):
-        done = CliRunner().invoke(app, ["replay", str(tmp_path / "packed" / name), "--network", "100mbps"])
-        assert company in done.output
 
 
 def test_runs_beside_a_pack_in_its_folder_are_read_on_one_thread_too(packed, tmp_path, request):

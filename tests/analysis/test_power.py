@@ -27,7 +27,7 @@ from raysim.analysis.comparison.statistics import priors
 from raysim.sweeps.verdicts import show_power
 
 MARGIN = 0.5
-TRIES = 400
+TRIES = 200
 
 spreads = st.builds(PairedSpread, st.floats(0.05, 2), st.floats(0, 0.3), st.just(MARGIN), st.just(""), st.floats(0, 8))
 

@@ -101,8 +101,11 @@ def draw_all(page):
         figure.locator(".main-svg").first.wait_for()
 
 
+@pytest.mark.slow
 def test_the_network_control_changes_the_numbers_and_the_charts(opened, report):
     page = opened()
+    assert page.locator("img").count() == 0
+    assert any(SPITE in text for text in column(page, "job1-runs", 1))
     assert page.locator("p.lead").first.inner_text().startswith("On 1gbps")
     page.get_by_label("Times on the network").select_option("100mbps")
     assert page.locator("p.lead").first.inner_text().startswith("On 100mbps")
@@ -137,6 +140,7 @@ def test_charts_and_page_follow_the_colours_of_the_system(opened, scheme):
     assert not [text for text in ticks if re.fullmatch(r"[\u2212\d.]+[nµmkMGT]?(s|B|bit/s)", text)]
 
 
+@pytest.mark.slow
 def test_tables_are_read_without_scripts(opened):
     page = opened(java_script_enabled=False)
     assert page.locator("p.lead").first.inner_text().startswith("On 1gbps")
@@ -252,9 +256,3 @@ def test_it_prints_with_all_its_figures(opened):
     paper = page.pdf(format="A4")
     assert paper.startswith(b"%PDF")
     assert set(page.evaluate("printed")) == {680}
-
-
-def test_text_of_runs_stays_text(opened):
-    page = opened()
-    assert page.locator("img").count() == 0
-    assert any(SPITE in text for text in column(page, "job1-runs", 1))

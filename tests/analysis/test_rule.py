@@ -182,7 +182,7 @@ def test_confirmation_on_fresh_seeds_keeps_error_rate(family):
 
 def test_a_harmless_setting_is_found_safe():
     """The power that is left: no harm at all, eight planned seeds, one of ten settings."""
-    rng, tries, hits = np.random.default_rng(1), 200, 0
+    rng, tries, hits = np.random.default_rng(1), 100, 0
     for _ in range(tries):
         family = _family(rng, 10, 8, 0.4)
         family[0] -= MARGIN
@@ -300,7 +300,14 @@ def test_accuracy_on_few_samples_has_resolution_limit(tmp_path):
         for seed in range(5):
             accuracy = 0.9 + 0.001 * ((seed * 7) % 5)
             finals = {"accuracy_on": accuracy, "accuracy_off": accuracy, "loss_on": 0.6, "loss_off": 0.6}
-            write_run(folder / f"1-s{seed}", seed=seed, forward="TopK(0.5)", finals=finals, predictions=predictions)
+            write_run(
+                folder / f"1-s{seed}",
+                seed=seed,
+                forward="TopK(0.5)",
+                finals=finals,
+                predictions=predictions,
+                tables=False,
+            )
         (row,) = analysis.settings(load(folder)).to_dict("records")
         assert row["verdict"] == verdict
         assert row["harm_low"] < row["harm"] < row["harm_high"] or predictions is None
@@ -315,7 +322,7 @@ def test_confirmation_alone_judges_what_was_chosen(tmp_path):
             accuracy = mean + 0.001 * (seed % 3)
             finals = {"accuracy_on": accuracy, "accuracy_off": accuracy, "loss_on": 1.5 - mean, "loss_off": 1.5 - mean}
             setting = {} if forward == "Identity" else {"forward": forward, "backward": forward}
-            write_run(tmp_path / "confirm" / f"{place}-s{seed}", seed=seed, finals=finals, **setting)
+            write_run(tmp_path / "confirm" / f"{place}-s{seed}", seed=seed, finals=finals, tables=False, **setting)
     found = analysis.settings(load(tmp_path)).set_index("forward")
     assert found.loc["TopK(0.5)", ["verdict", "seeds", "family"]].tolist() == ["harmful", 5, 1]
     assert found.loc["TopK(0.5)", "chose_on"] == [0, 1, 2, 3, 4]
@@ -331,7 +338,7 @@ def test_selection_seeds_can_only_show_harm(tmp_path):
         for seed in range(5, 10):
             finals = {"accuracy_on": 0.9, "accuracy_off": 0.9, "loss_on": 0.6, "loss_off": 0.6}
             setting = {} if forward == "Identity" else {"forward": forward, "backward": forward}
-            write_run(tmp_path / "confirm" / f"{forward}-s{seed}", seed=seed, finals=finals, **setting)
+            write_run(tmp_path / "confirm" / f"{forward}-s{seed}", seed=seed, finals=finals, tables=False, **setting)
     found = analysis.settings(load(tmp_path)).set_index("forward")
     assert found["verdict"].to_dict() == {"TopK(0.5)": "safe", "TopK(0.3)": "undecided", "TopK(0.01)": "harmful"}
     assert found["lacking"].to_dict() == {
@@ -346,7 +353,7 @@ def test_selection_seeds_can_only_show_harm(tmp_path):
 @pytest.mark.parametrize("family", [1, 10])
 def test_choice_and_confirmation_keep_harmful_error_rate(family):
     """All settings harm by exactly the margin: the candidates, and the best candidate on fresh seeds."""
-    rng, tries, hits = np.random.default_rng(family), 400, 0
+    rng, tries, hits = np.random.default_rng(family), 200, 0
     for _ in range(tries):
         first = _family(rng, family, 5, 0.4)
         fresh = _family(rng, family, 5, 0.4)[first.mean(axis=1).argmin()][None]
