@@ -55,26 +55,27 @@ SERVED = (  # what Triton's kernels serve from end to end
 )
 SERVED_CODECS = [parse_notation(notation, CODECS) for notation in SERVED]
 served = pytest.mark.parametrize("codec", SERVED_CODECS, ids=SERVED)
-served_once = pytest.mark.parametrize("codec", few_of_each(SERVED_CODECS, 2, type), ids=SERVED)
+served_twice = pytest.mark.parametrize("codec", few_of_each(SERVED_CODECS, 2, type), ids=SERVED)
 
 
 @served
 def test_packets_and_residuals_are_those_of_the_cpu(codec: Codec) -> None:
-    names = ("normal", "ties", "bfloat16", "denormals", "huge")  # by turns: `make test-slow` takes all, see `LAWS`
+    names = ("normal", "ties", "bfloat16", "denormals", "huge")  # by turns: `make test-slow` takes all, see below
     name = names[SERVED_CODECS.index(codec) % len(names)]
     assert_alike_on_gpu(codec, LAW_TENSORS[name], name)
 
 
-LAWS = [
-    pytest.param(reads_no_bytes_before_they_have_landed, id="landed"),
-    pytest.param(makes_the_packets_of_the_cpu, id="packets", marks=pytest.mark.slow),
-]
+@pytest.mark.parametrize(
+    "variant", few_of_each(VARIANTS, 1, lambda variant: type(variant.codec)), ids=lambda variant: variant.notation
+)
+def test_no_bytes_are_read_before_they_have_landed(variant: Variant) -> None:
+    reads_no_bytes_before_they_have_landed(variant)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.notation)
-@pytest.mark.parametrize("law", LAWS)
-def test_law(law, variant: Variant) -> None:
-    law(variant)
+def test_packets_are_those_of_the_cpu(variant: Variant) -> None:
+    makes_the_packets_of_the_cpu(variant)
 
 
 @pytest.mark.parametrize("bits", range(1, 9))
@@ -85,10 +86,10 @@ def test_quantize_at_every_width(bits: int) -> None:
     assert_alike_on_gpu(Quantize(bits, per=per), normal(3, 7, 19).to(dtype), f"{dtype} {per}")
 
 
-LONG = [pytest.param(length, marks=pytest.mark.slow) for length in (63, 4096, 17_000)]
+OTHERS = [pytest.param(length, marks=pytest.mark.slow) for length in (1, 63, 65, 4096, 17_000)]
 
 
-@pytest.mark.parametrize("length", [1, 65, 4097, *LONG])
+@pytest.mark.parametrize("length", [4097, *OTHERS])
 def test_topk_of_short_and_long_rows(length: int) -> None:
     tensors = normal(2, length), normal(1, length).mul(2).round().bfloat16()
     for turn, kept in enumerate(sorted({1, length // 10, length - 1} - {0})):
@@ -107,7 +108,7 @@ def test_random_tensors() -> None:
         assert_alike_on_gpu(SERVED_CODECS[index % len(SERVED_CODECS)], x, f"tensor {index}")
 
 
-@served_once
+@served_twice
 def test_nan_and_infinity_are_refused(codec: Codec) -> None:
     bad = ((math.nan, 256), (-math.nan, 5000), (math.inf, 5000), (-math.inf, 256))
     value, length = bad[SERVED_CODECS.index(codec) % len(bad)]
@@ -147,7 +148,7 @@ def test_positions_of_every_form(form: str, total: int) -> None:
             assert torch.equal(decode_positions(packet, kept, DEVICE).cpu(), positions)
 
 
-@served_once
+@served_twice
 def test_damaged_packets_are_refused_or_decode(codec: Codec) -> None:
     """No byte of a packet makes the kernels write outside; what the CPU refuses is refused."""
     packet = codec.encode(normal(2, 150), KEY)
@@ -178,7 +179,7 @@ class _NoWaiting(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@served
+@served_twice
 def test_encoding_synchronises_once_and_decoding_never(codec: Codec, monkeypatch) -> None:
     """The kernels themselves are left out of what is watched: interpreted, they do wait."""
     from raysim.codecs.kernels import triton

@@ -20,10 +20,10 @@ from torch import Tensor
 
 from raysim.codecs import CODECS, Quantize, TopK
 
-TWO_OF_EACH = few_of_each(VARIANTS, 2, lambda variant: type(variant.codec))
+ONE_OF_EACH = few_of_each(VARIANTS, 1, lambda variant: type(variant.codec))
 
 
-@pytest.mark.parametrize("variant", TWO_OF_EACH, ids=lambda variant: variant.notation)
+@pytest.mark.parametrize("variant", ONE_OF_EACH, ids=lambda variant: variant.notation)
 def test_all_laws(variant) -> None:
     keeps_all_laws(variant)
 
@@ -115,10 +115,9 @@ def test_topk_has_budgeted_bytes() -> None:
 @pytest.mark.parametrize(
     ("per", "widths"),
     [
-        ("tensor", (1, 2, 3, 4, 7, 8)),
-        ("sample", (1, 2, 3, 4, 7, 8)),
-        ("channel", (1, 4)),
-        pytest.param("channel", (2, 3, 7, 8), marks=pytest.mark.slow),
+        ("tensor", (1, 3, 8)),
+        ("sample", (2, 7)),
+        ("channel", (4,)),
     ],
 )
 def test_minmax_error_levels_and_ends(per: str, widths: tuple[int, ...]) -> None:

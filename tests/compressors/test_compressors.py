@@ -29,6 +29,7 @@ from compressor_variants import (
 )
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from pipelines import few_of_each
 from torch import Tensor
 
 from raysim.codecs import Identity, NonFiniteError, Quantize, TopK
@@ -59,7 +60,11 @@ def test_every_compressor_has_a_variant() -> None:
     assert {key for cls, key in keyed if cls == "AQSGD"} == {"slot", "sample"}
 
 
-@pytest.mark.parametrize("turn", range(len(VARIANTS)), ids=lambda turn: VARIANTS[turn].notation)
+@pytest.mark.parametrize(
+    "turn",
+    few_of_each(range(len(VARIANTS)), 1, lambda turn: (type(VARIANTS[turn].method), VARIANTS[turn].key)),
+    ids=lambda turn: VARIANTS[turn].notation,
+)
 def test_all_laws(turn: int) -> None:
     keeps_all_laws(VARIANTS[turn], turn)
 
@@ -191,9 +196,9 @@ def descend(method, steps: int) -> list[Tensor]:
 def test_error_feedback_matters() -> None:
     without = torch.stack(descend(Plain(TopK(0.5)), 100))
     assert (without == 0).all()
-    path = torch.stack(descend(ErrorFeedback(TopK(0.5)), 1200))
+    path = torch.stack(descend(ErrorFeedback(TopK(0.5)), 800))
     assert (path[:, 0] == 0).all()
-    late = path[-600:, 1]
+    late = path[-400:, 1]
     assert late.min() >= 0.93
     assert late.max() <= 1.04
     assert abs(late.mean() - 1) < 0.01

@@ -6,7 +6,7 @@ import pytest
 import torch
 from codec_variants import normal
 from compressor_variants import Pair, bits_of, context, copy_of, same_packet, same_state
-from pipelines import GPT, ZBV
+from pipelines import ZBV
 from torch import Tensor
 
 from raysim.codecs import TopK
@@ -100,7 +100,6 @@ COOLING = [
 def test_the_epilogue_is_what_the_schedule_sends_in_its_cooldown(small, schedule: str, stages: int, count: int) -> None:
     """The gradients sent after their worker's last forward are compressed, and no others; both ends know which."""
     config = small(
-        **GPT,
         schedule=schedule,
         num_stages=stages,
         num_microbatches=count,

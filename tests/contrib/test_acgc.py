@@ -200,15 +200,11 @@ def measured(config, steps: int = 1) -> list[dict[str, float]]:
     ids=["dropout", "clip", "batchnorm"],
 )
 def test_schedules_and_recomputation_measure_the_same(small, kind) -> None:
-    expected = measured(small(**kind, forward="ACGC(0.1)"), 3)
+    expected = measured(small(**kind, forward="ACGC(0.1)"), 2)
     assert all(list(step) == ["0/0/forward", "0/1/forward"] for step in expected)
-    assert len({value for step in expected for value in step.values()}) == 6
-    for changes in (
-        {"schedule": "GPipe"},
-        {"recompute": True},
-        {"schedule": "ZBH1", "recompute": True},
-    ):
-        assert measured(small(**kind, **changes, forward="ACGC(0.1)"), 3) == expected
+    assert len({value for step in expected for value in step.values()}) == 4
+    for changes in ({"schedule": "GPipe"}, {"schedule": "ZBH1", "recompute": True}):
+        assert measured(small(**kind, **changes, forward="ACGC(0.1)"), 2) == expected
 
 
 def test_replicas_measure_their_own_before_they_average(small) -> None:

@@ -48,15 +48,15 @@ def smooth(*shape: int) -> torch.Tensor:
 
 
 ONE_OF_EACH = few_of_each(VARIANTS, 1, lambda variant: type(variant.codec))
-variants = pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.notation)
+one_of_each = pytest.mark.parametrize("variant", ONE_OF_EACH, ids=lambda variant: variant.notation)
 
 
-@pytest.mark.parametrize("variant", ONE_OF_EACH, ids=lambda variant: variant.notation)
+@one_of_each
 def test_all_laws(variant) -> None:
     keeps_all_laws(variant)
 
 
-@variants
+@one_of_each
 @pytest.mark.parametrize(
     "law",
     [
@@ -207,7 +207,7 @@ def test_stream_equals_zfp() -> None:
 # TinyScript and TAH-Quant.
 
 
-@pytest.mark.parametrize("bits", [2, 3, 4])
+@pytest.mark.parametrize("bits", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_tinyscript_is_unbiased_with_its_exact_variance(bits: int) -> None:
     x = student(4, 20)
     codec = TinyScript(bits)

@@ -11,6 +11,7 @@ from compressor_laws import keeps_all_laws
 from compressor_variants import Pair, bits_of, context, same_packet
 from contrib_variants import CLASSES as ALL
 from contrib_variants import COMPRESSORS
+from pipelines import few_of_each
 from raysim_contrib.residual_vq import ResidualVQ
 
 from raysim.compressors import Compressor
@@ -19,7 +20,11 @@ CLASSES = [cls for cls in ALL.values() if issubclass(cls, Compressor)]
 VECTORS = [variant for variant in COMPRESSORS if isinstance(variant.method, ResidualVQ)]
 
 
-@pytest.mark.parametrize("turn", range(len(COMPRESSORS)), ids=lambda turn: COMPRESSORS[turn].notation)
+@pytest.mark.parametrize(
+    "turn",
+    few_of_each(range(len(COMPRESSORS)), 2, lambda turn: type(COMPRESSORS[turn].method)),
+    ids=lambda turn: COMPRESSORS[turn].notation,
+)
 def test_all_laws(turn: int) -> None:
     keeps_all_laws(COMPRESSORS[turn], turn)
 

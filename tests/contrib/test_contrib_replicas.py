@@ -56,7 +56,7 @@ def test_all_laws_of_local_steps(notation) -> None:
     [
         "DiLoCoX(3, values=Quantize(4))",
         pytest.param("HALoS(1, updates=3)", marks=pytest.mark.slow),
-        "AsyncSPARTA(share=0.2, delay=2)",
+        pytest.param("AsyncSPARTA(share=0.2, delay=2)", marks=pytest.mark.slow),
         pytest.param("Dion(2, min_values=16)", marks=pytest.mark.slow),
         "EDGC(2, window=2, every=1, min_values=16)",
     ],

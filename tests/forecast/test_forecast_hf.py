@@ -46,7 +46,7 @@ def facts(layers, shape):
     return parameters, parts.cuts, parts.boundaries, parts.flops_forward, footprints, parts.tied
 
 
-FAST = ("llama tied", "mixtral, with experts", "convnext", "lora")  # one of texts, experts, pictures and frozen weights
+FAST = ("mixtral, with experts", "convnext", "lora")  # one of experts, pictures and frozen weights
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def test_gpt2_cost_needs_no_weights(tmp_path):
 
 @pytest.mark.parametrize(
     "family",
-    ["mixtral, with experts", "vit", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gpt2", "bert"))],
+    ["vit", *(pytest.param(name, marks=pytest.mark.slow) for name in ("mixtral, with experts", "bert"))],
 )
 def test_texts_images_and_experts_are_forecast(family, monkeypatch):
     config, shape = FAMILIES[family]
@@ -124,7 +124,7 @@ print(json.dumps([sum(found.flops_forward), weights, resource.getrusage(resource
 @pytest.mark.parametrize(
     "family",
     [
-        pytest.param(name, marks=[] if name in ("gemma", "llama") else pytest.mark.slow)
+        pytest.param(name, marks=[] if name == "gemma" else pytest.mark.slow)
         for name in sorted(SHAPES.keys() & CAUSAL.keys())
     ],
 )

@@ -411,11 +411,10 @@ def test_messages_add_up_to_the_bytes_that_each_replica_sends(variant: Variant) 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"replica_gradient": "GraVAC(2, 50, epsilon=0.5, window=1, ewma_alpha=1, min_values=16)"},
         {"replica_gradient": "GTopK(0.1, min_values=16)", "num_replicas": 4, "num_microbatches": 1},
         {"schedule": "Interleaved1F1B(2)", "num_stages": 4},
     ],
-    ids=["gravac", "gtopk", "interleaved"],
+    ids=["gtopk", "interleaved"],
 )
 def test_recorded_messages_add_up_to_the_links_and_are_priced(small, tmp_path, changes) -> None:  # type: ignore[no-untyped-def]
     config = small(**{"num_replicas": 2, "num_microbatches": 2, "steps": 4, **changes})

@@ -36,9 +36,9 @@ def test_replicas_of_local_steps_wait_for_the_slowest_sum(times):
     workers, replicas, steps = 2, 4, 16
     if isinstance(times, Lognormal):
         sigma = math.sqrt(math.log1p(0.3**2))
-        drawn = RNG.lognormal(-(sigma**2) / 2, sigma, (20_000, replicas, steps, workers))
+        drawn = RNG.lognormal(-(sigma**2) / 2, sigma, (10_000, replicas, steps, workers))
     else:
-        drawn = 0.7 + RNG.exponential(0.3, (20_000, replicas, steps, workers))
+        drawn = 0.7 + RNG.exponential(0.3, (10_000, replicas, steps, workers))
     waited = drawn.max(axis=3).mean(axis=2).max(axis=1).mean()
     assert times.slowest(workers, replicas, steps) == pytest.approx(waited, abs=0.002)
     assert times.slowest(workers, replicas, 10**6) == pytest.approx(times.slowest(workers), abs=0.001)

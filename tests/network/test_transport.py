@@ -29,7 +29,7 @@ def test_more_bytes_never_cost_less(transport, sizes) -> None:
     assert (transport.beside(ordered)[ordered == 0] == 0).all()
 
 
-@transports
+@pytest.mark.parametrize("transport", [TRANSPORTS["nccl"], TRANSPORTS["ray"]], ids=["nccl", "ray"])
 def test_run_replay_and_forecast_agree_on_bytes_and_trips(small, tmp_path, transport) -> None:
     config = small(forward="TopK(0.3)", backward="Quantize(4)")
     run = train(config, engine="inline", out=tmp_path / "run")

@@ -1,7 +1,10 @@
 """Records that nobody should have written: what is written is read again, and what is hostile is named in one sentence."""
 
+import itertools
 import os
 import shutil
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -122,15 +125,16 @@ STUDIES = [
 ]
 
 
-@pytest.mark.parametrize("number", range(len(STUDIES)))
-def test_one_bad_study_file_does_not_stop_the_others(tmp_path, number):
-    write_study(tmp_path / "bad", [{"objective.loss_on": 1.0}], objectives={"loss_on": "minimize"})
+def test_bad_study_files_do_not_stop_the_others(tmp_path):
     write_study(tmp_path / "good", [{"objective.loss_on": 1.0}], objectives={"loss_on": "maximize"})
-    (tmp_path / "bad" / "study.toml").write_bytes(STUDIES[number].encode("utf-8", "surrogateescape"))
+    for number, text in enumerate(STUDIES):
+        bad = write_study(tmp_path / f"{number}", [{"objective.loss_on": 1.0}], objectives={"loss_on": "minimize"})
+        (bad / "study.toml").write_bytes(text.encode("utf-8", "surrogateescape"))
     results = load(tmp_path)
     assert results.directions("good") == {"loss_on": "maximize"}
-    assert results.directions("bad") == {"loss_on": "minimize"}
-    assert results.planned_seeds("bad") == ()
+    for number, text in enumerate(STUDIES):
+        assert results.directions(f"{number}") == {"loss_on": "minimize"}, text[:50]
+        assert results.planned_seeds(f"{number}") == (), text[:50]
 
 
 def bomb(file, rows, schema=None):
@@ -173,21 +177,20 @@ NAMES = (
 )
 
 
-@pytest.mark.parametrize("kind", ["pipe", "device", "folder", "loop"])
-@pytest.mark.parametrize("name", NAMES)
-def test_sound_runs_are_read_beside_pipes_and_devices(tmp_path, name, kind):
-    write_run(tmp_path / "good")
-    odd = write_run(tmp_path / "odd") / name
-    odd.unlink(missing_ok=True)
-    match kind:
-        case "pipe":
-            os.mkfifo(odd)
-        case "device":
-            odd.symlink_to("/dev/zero")
-        case "folder":
-            odd.mkdir()
-        case "loop":
-            odd.symlink_to(odd)
+KINDS: dict[str, Callable[[Path], None]] = {
+    "pipe": os.mkfifo,
+    "device": lambda odd: odd.symlink_to("/dev/zero"),
+    "folder": Path.mkdir,
+    "loop": lambda odd: odd.symlink_to(odd),
+}
+
+
+def test_sound_runs_are_read_beside_pipes_and_devices(tmp_path):
+    good = write_run(tmp_path / "good")
+    for name, kind in itertools.product(NAMES, KINDS):
+        odd = Path(shutil.copytree(good, tmp_path / f"{kind}-{name}")) / name
+        odd.unlink(missing_ok=True)
+        KINDS[kind](odd)
     results = load(tmp_path)
     assert "good" in set(results.runs["run"])
     assert "good" in set(results.steps["run"])

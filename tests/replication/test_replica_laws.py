@@ -64,7 +64,7 @@ def test_two_shots_code_each_chunk_twice(count: int) -> None:
 
 
 def test_two_unbiased_shots_are_unbiased() -> None:
-    draws, count = 500, 3
+    draws, count = 250, 3
     given = [{"weight": normal(4, 6, seed=replica)} for replica in range(count)]
     method = parse_replica_method("TwoShot(QSGD(3), min_values=1)")
     mean = sum(x["weight"] for x in given).double() / count  # type: ignore[union-attr]

@@ -30,10 +30,10 @@ def test_every_method_has_a_variant() -> None:
     assert set(METHODS) <= {type(parse_replica_method(notation)).name() for notation in variants}
 
 
-TWO_OF_EACH = few_of_each(VARIANTS, 2, lambda variant: type(variant.method))
+ONE_OF_EACH = few_of_each(VARIANTS, 1, lambda variant: type(variant.method))
 
 
-@pytest.mark.parametrize("variant", TWO_OF_EACH, ids=lambda variant: variant.notation)
+@pytest.mark.parametrize("variant", ONE_OF_EACH, ids=lambda variant: variant.notation)
 def test_all_laws(variant: Variant) -> None:
     keeps_all_laws(variant)
 

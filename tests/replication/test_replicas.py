@@ -58,7 +58,7 @@ MARINA = "MARINA(Identity, probability=1e-9)"  # gradients at two steps' paramet
 
 @pytest.mark.parametrize(
     "kind",
-    [{}, {"schedule": "ZBH1", "recompute": True}, TIED, pytest.param({**GPT, "num_stages": 2}, marks=pytest.mark.slow)],
+    [{"schedule": "ZBH1", "recompute": True}, TIED, pytest.param({**GPT, "num_stages": 2}, marks=pytest.mark.slow)],
 )
 def test_marina_on_all_samples_at_once_is_the_mean(small, kind):
     """Where every step has the same samples, g(x_0) + the differences since is g(x_t), which takes the gradients at x_{t-1}."""
@@ -66,7 +66,7 @@ def test_marina_on_all_samples_at_once_is_the_mean(small, kind):
         start(small(**{**REPLICAS, **kind, "batch_size": 64, "replica_gradient": method}))
         for method in ("Identity", MARINA)
     ]
-    for step in range(4):
+    for step in range(3):
         expected, found = (losses_of(engine, step) for engine in runs)
         torch.testing.assert_close(torch.tensor(found).mean(), torch.tensor(expected).mean(), rtol=1e-4, atol=1e-5)
     for name, parameter in weights(runs[0], 0).items():

@@ -97,7 +97,7 @@ FIELD_CHANGES: dict[str, Change] = {
     "gpus_per_stage": Change({"gpus_per_stage": 0}, "placement"),
     "placement": Change({"placement": "pack"}, "placement"),
     "recompute": Change({"recompute": True}, "cost"),
-    "checkpoint_every_steps": Change({"checkpoint_every_steps": 5}, "records"),
+    "checkpoint_every_steps": Change({"checkpoint_every_steps": 1}, "records"),
     "checkpoint_at_steps": Change({"checkpoint_at_steps": [0]}, "records"),
     "evaluate_every_steps": Change({"evaluate_every_steps": 2}, "records"),
     "evaluate_samples": Change({"evaluate_samples": 7}, "records"),

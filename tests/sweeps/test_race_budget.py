@@ -274,7 +274,7 @@ def test_waiting_settings_enter_race_once_first_ones_have_left_time(tmp_path, fe
     assert set(rounds.safe) & {4, 5}
 
 
-@pytest.mark.parametrize("each", [3, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("each", [6, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("hours", "terms", "count", "happened"),
     [
@@ -315,7 +315,7 @@ def test_the_seconds_of_parts_and_of_what_is_left_add_up_to_those_of_all_runs(tm
     assert budget.finish_s(1) == 0
 
 
-@settings(max_examples=4)
+@settings(max_examples=2)
 @given(
     hours=st.floats(0.5, 8),
     costs=st.lists(st.floats(0.3, 5), min_size=8, max_size=8),

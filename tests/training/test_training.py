@@ -109,7 +109,7 @@ def test_divergence_in_last_step_is_found_by_evaluation(small, tmp_path):
     assert row["diverged_at"].startswith("evaluation with compression on: ")
 
 
-@pytest.mark.parametrize("stop_after", [1, 4, pytest.param(5, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("stop_after", [1, 4])
 def test_an_interrupted_run_resumes_to_the_same_bits(small, tmp_path, stop_after):
     config = small(**RUNS["feedback"], steps=6, evaluate_every_steps=2)
     whole = train(config, engine="inline", out=tmp_path / "whole")
@@ -239,7 +239,7 @@ def observe(config, folder):
 def test_every_field_changes_the_run(observed, field):
     """A setting that did nothing would be a lie in `run.parquet`."""
     change = FIELD_CHANGES[field]
-    base = {"profile_every_steps": 2, "steps": 3, **change.base}
+    base = {"profile_every_steps": 2, "checkpoint_every_steps": 0, "steps": 3, **change.base}
     one, other = observed(base), observed({**base, **change.values})
     assert one[change.changes] != other[change.changes]
 
