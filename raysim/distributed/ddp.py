@@ -134,7 +134,7 @@ class Gradients:
         saved = {name: tuple(shapes[key]) for key, name in plain_names(shapes).items()}
         check_parameters(saved | {name: () for name in plain.values() if name not in saved}, self._shapes)
         self.step = state["step"]
-        self._memory = {f"{key.partition('/')[0]}/{plain[_parameter(key)]}": x for key, x in state["memory"].items()}
+        self._memory = {f"{key.rpartition('/')[0]}/{plain[_parameter(key)]}": x for key, x in state["memory"].items()}
         self._of_bucket = {
             tuple(plain[name] for name in names): dict(state["buckets"][key]) for key, names in buckets.items()
         }
@@ -305,5 +305,5 @@ def _communicate(gradients: Gradients, bucket: dist.GradBucket) -> torch.futures
 
 
 def _parameter(key: str) -> str:
-    """Return the parameter in the key of a memory: the part after the kind."""
-    return key.partition("/")[2]
+    """Return the parameter in the key of a memory: the part after the kind, which may be one of a method inside."""
+    return key.rpartition("/")[2]

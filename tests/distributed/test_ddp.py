@@ -27,6 +27,7 @@ BUCKETS = [
     "ErrorFeedback(TopK(0.1))",
     "Gathered(ErrorFeedback(TopK(0.1)), min_values=16)",
     "PowerSGD(2, min_values=16)",
+    "DeCoSGD(0.1, min_values=16)",
 ]
 
 
