@@ -16,7 +16,7 @@ from raysim.network.prices import MODEL_ERROR, NINE_TENTHS, PAYS
 from raysim.network.sharding import FSDP
 from raysim.network.topology import Network
 from raysim.notation import InputError
-from raysim.schedules.families import OneFOneB, Schedule
+from raysim.schedules.families import ZBV, OneFOneB, Schedule
 from raysim.units import format_bytes
 
 PER_TOKEN = (
@@ -167,11 +167,18 @@ def advise(
     _check(job, own, networks, tried)
     links = PER_TOKEN if job.model.scope.kind in (TRANSFORMER, UNKNOWN) else PER_TENSOR
     own_ways = _ways(own, local_steps, links)
-    ahead = _more_in_flight(job, own) if own.replicas == 1 else []
+    rescheduled = _schedules(job, own) if own.replicas == 1 else []
     forward, backward = PER_TOKEN[-1]
-    coded = [replace(way, forward=forward, backward=backward) for way in ahead if links is PER_TOKEN]
+    coded = [replace(way, forward=forward, backward=backward) for way in rescheduled if links is PER_TOKEN]
     others = [way for each in _others(job, own) for way in _ways(each, local_steps, links)]
-    ways = [own_ways[0], *ahead, *own_ways[1:], *coded, *others, *(Proposal(own, *setting[:3]) for setting in tried)]
+    ways = [
+        own_ways[0],
+        *rescheduled,
+        *own_ways[1:],
+        *coded,
+        *others,
+        *(Proposal(own, *setting[:3]) for setting in tried),
+    ]
     template = networks[0] if networks else Network(1e9)
     rows = tuple(_row(job, way, template, networks, costs) for way in dict.fromkeys(ways))
     return Advice(job, own, tuple(networks), rows, chosen=layout is not None, costs=costs)
@@ -258,13 +265,19 @@ def _ways(layout: HostLayout, local_steps: Sequence[int], pairs: Sequence[tuple[
     ]
 
 
-def _more_in_flight(job: Job, layout: HostLayout) -> list[Proposal]:
-    """Return the dense ways of a pipeline in 1F1B with more microbatches in flight than by default, which hide latency."""
+def _schedules(job: Job, layout: HostLayout) -> list[Proposal]:
+    """Return a 1F1B pipeline's dense ways in other schedules.
+
+    More microbatches in flight hide latency; a V keeps both ends of a tied embedding on one worker.
+    """
     if job.schedule != OneFOneB() or layout.workers == 1 or layout.sharding is not None:
         return []
     schedules = [OneFOneB(), *(OneFOneB(ahead=ahead) for ahead in AHEAD)]
     held = [job.scheduled(schedule).in_flight(layout) for schedule in schedules]
-    return [Proposal(layout, schedule=schedules[i]) for i in range(1, len(schedules)) if held[i] != held[i - 1]]
+    more: list[Schedule] = [schedules[i] for i in range(1, len(schedules)) if held[i] != held[i - 1]]
+    if job.model.tied_sizes(layout.workers) and _accepted(job.scheduled(ZBV()), layout):
+        more.append(ZBV())
+    return [Proposal(layout, schedule=schedule) for schedule in more]
 
 
 def _row(job: Job, way: Proposal, template: Network, networks: Sequence[Network], costs: FleetCosts | None) -> Row:

@@ -38,6 +38,7 @@ from raysim.network.topology import FREE, Network
 from raysim.network.transport import BARE, NCCL
 from raysim.notation import InputError
 from raysim.schedules import parse_schedule
+from raysim.schedules.families import ZBV
 from raysim.sweeps.study_file import read_study
 from raysim.values import BoundaryTensors
 
@@ -514,6 +515,17 @@ def test_the_price_of_a_study_is_that_of_its_steps(tmp_path: Path, monkeypatch) 
 @pytest.mark.parametrize("shape", [(4096, 4), (4, 4096)])
 def test_a_matrix_narrower_than_the_rank_is_sent_as_a_vector_is(shape):
     assert exchange_of("PowerSGD(8)", shape, 4) == exchange_of("PowerSGD(8)", (math.prod(shape),), 4)
+
+
+@pytest.mark.parametrize(("tied", "layers"), [(True, 8), (True, 7), (False, 8)])
+def test_a_v_is_proposed_for_a_tied_pipeline_that_has_blocks_for_it(tied: bool, layers: int) -> None:
+    own = replace(job(), model=replace(SHAPE, tied=tied, layers=layers))
+    rows = [row for row in advise(own, [SLOW]).rows if row.way.schedule == ZBV()]
+    assert [row.way.dense for row in rows] == ([True, False] if tied and layers == 8 else [])
+    bent = replace(own, schedule=ZBV())
+    for row in rows:
+        step = steps_s(bent, replace(row.way, schedule=None), [SLOW])[0]
+        assert (row.networks[0].step_s, row.networks[0].parts.tied) == (pytest.approx(step), pytest.approx(0, abs=1e-9))
 
 
 def test_tied_embedding_costs_time_only_between_two_workers() -> None:
