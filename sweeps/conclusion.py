@@ -13,11 +13,12 @@ from raysim.forecast.bandwidth import Parts
 from raysim.forecast.fleet import Setting
 from raysim.forecast.gains import Alternative
 from raysim.network.prices import PAYS
+from raysim.network.profile import Profile
 from raysim.network.topology import Network
 from raysim.screening.screen import words
 from raysim.sweeps.budget import duration
 from raysim.sweeps.contenders import SET_ASIDE, Candidate
-from raysim.sweeps.decide import DecisionState
+from raysim.sweeps.decide import COMPUTE, DecisionState
 from raysim.units import format_bytes, format_seconds, plural, three_digits
 
 if TYPE_CHECKING:
@@ -87,6 +88,7 @@ def stay_priced(decision: DecisionState) -> list[str]:
         f"Stay dense on {network!r}. {CAUSES[largest]}: {causes[largest] / decision.dense_s:.0%} of a step of "
         f"{format_seconds(decision.dense_s)}. Messages of links that weigh nothing would make it {three_digits(decision.limit)} times "
         f"as fast, and {gain}. {better}{decision.money and ' '}{decision.money}",
+        _compute(decision),
     ]
 
 
@@ -96,8 +98,15 @@ def stay_screened(decision: DecisionState) -> list[str]:
     reasons = ", ".join(f"{count} {name}" for name, count in _counts(ruled).items())
     return [
         f"Stay dense on {decision.question.network!r}: none of {len(decision.candidates)} settings is left ({reasons}), before "
-        "training."
+        "training.",
+        _compute(decision),
     ]
+
+
+def _compute(decision: DecisionState) -> str:
+    """Return the source of the compute seconds in prices, as a sentence."""
+    decision.store.fetch_file(COMPUTE)
+    return f"Compute: {Profile.load(decision.store.local / COMPUTE).source}."
 
 
 def _counts(candidates: list[Candidate]) -> Mapping[str, int]:
@@ -131,7 +140,7 @@ def conclude(decision: DecisionState, sweep: Sweep) -> None:
         if ran is not None:
             candidate.harm = against_dense(ran, job.measure)
             candidate.faster = speedup(ran.speedup[network]) if network in ran.speedup else ""
-    decision.sentences = [_verdict(decision, job, sweep), *sweep.search.summary(decision.spent_s)]
+    decision.sentences = [_verdict(decision, job, sweep), *sweep.search.summary(decision.spent_s), job.compute]
     home = adoption(job, network)
     decision.code = f"# {home.text.replace('`', '')}\n{home.code}" if home.code else ""
     rounds = cast("RaceSearch", sweep.search).rounds

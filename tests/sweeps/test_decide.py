@@ -94,6 +94,7 @@ def test_decision_ends_with_prices_where_latency_takes_the_time(tmp_path, monkey
     last = done.stdout.splitlines()[-2]
     assert last.startswith(f"Decision: Stay dense on {FAR}. Latency takes the time, not bytes:")
     assert "one machine, without a network" in done.stdout
+    assert "Compute: analytic, T4 at 0.4 of its datasheet's dense 16-bit peak.\n" in done.stdout
     assert sorted(path.name for path in out.iterdir()) == ["compute.json", "decision.json"]
     written = json.loads(figures.read_text())
     assert written == json.loads((out / "decision.json").read_text())
@@ -241,6 +242,7 @@ def test_decision_prices_screens_races_and_concludes(tmp_path, monkeypatch):
     assert done.exit_code == 0, done.output
     assert "At initial weights a screen says little about training" in done.stdout
     assert "What became of each setting" in done.stdout
+    assert "\nCompute: pooled over " in done.stdout
     assert done.stdout.splitlines()[-1].startswith(f"Decision: On {SLOW}")
     assert {"screen", "study.toml", "race", "decision.json"} <= {path.name for path in out.iterdir()}
     written = json.loads((out / "decision.json").read_text())
