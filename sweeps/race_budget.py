@@ -27,7 +27,7 @@ from raysim.analysis.comparison.race_plan import (
     fresh_races,
     simulate_races,
 )
-from raysim.analysis.comparison.rule import MIN_SEEDS, MOST_SEEDS, looks_after, seeds_to_decide
+from raysim.analysis.comparison.rule import CONFIDENCE, MIN_SEEDS, MOST_SEEDS, looks_after, seeds_to_decide
 from raysim.sweeps.budget import Spending, duration
 from raysim.sweeps.race_rounds import RaceRounds, RoundEntry
 from raysim.units import plural
@@ -327,7 +327,8 @@ class RaceBudget:
         rounds, race = self.rounds, self.rounds.race
         harms = rounds.harms(trial)
         lead = f"Undecided: {self._named(trial)}: harm {fmean(harms):+.2g} {rounds.measure.unit} on {len(harms)} seeds"
-        needed = seeds_to_decide(harms, race.margin, step=race.step, looks=looks_after(race.plan))
+        level = (1 - CONFIDENCE) / race.family  # that of Holm's method for the first setting
+        needed = seeds_to_decide(harms, race.margin, level, step=race.step, looks=looks_after(race.plan))
         if needed is None:
             return f"{lead}; not even {MOST_SEEDS} would be likely to decide."
         cost_s = (needed - len(harms)) * (self.run_s(trial) + self.run_s(rounds.dense))

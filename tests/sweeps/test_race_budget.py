@@ -45,13 +45,14 @@ def test_gpu_hours_count_the_gpus_of_all_runs():
 
 
 @pytest.mark.parametrize(
-    ("third", "harm", "end"),
+    ("third", "family", "harm", "end"),
     [
-        (1.015, "+0.53", "not even 21 would be likely to decide."),
-        (1.008, "+0.3", "13 would decide in four of five cases, for 20 min more."),
+        (1.015, 4, "+0.53", "not even 21 would be likely to decide."),
+        (1.008, 4, "+0.3", "13 would decide in four of five cases, for 20 min more."),
+        (1.008, 40, "+0.3", "21 would decide in four of five cases, for 36 min more."),
     ],
 )
-def test_what_all_seeds_left_undecided_is_named_with_the_seeds_that_would_decide(tmp_path, third, harm, end):
+def test_what_all_seeds_left_undecided_is_named_with_the_seeds_that_would_decide(tmp_path, third, family, harm, end):
     """Two seeds of trial 1 look harmless and the third does not. No trial is left out of the counts."""
 
     def run_of(trial, seed):
@@ -62,6 +63,7 @@ def test_what_all_seeds_left_undecided_is_named_with_the_seeds_that_would_decide
         return SimpleNamespace(steps=run.steps, evals=run.evals, row=run.row | seconds)
 
     rounds = play(made_rounds(tmp_path, run_of))
+    rounds.race = replace(rounds.race, family=family)
     lines = RaceBudget(
         rounds,
         Spending(Budget.parse("1h"), jobs=1, gpus=0),
