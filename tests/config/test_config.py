@@ -359,6 +359,10 @@ REFUSED_TOGETHER = {
         "With `shared_indices` the activation chooses the positions and `backward` is the bare codec of the values, "
         "such as Identity or Quantize(8), but got TopK(0.1)."
     ),
+    ("forward=RandomK(0.5, unbiased=True)", "shared_indices=true"): (
+        "`unbiased` must be left out with `shared_indices`, which sends gradients without its factor, "
+        "but got RandomK(0.5, unbiased=True) at boundary 0."
+    ),
     ("forward=AQSGD(TopK(0.1))", "shared_indices=true"): (
         "`shared_indices` needs a forward TopK, alone or under ErrorFeedback, but got AQSGD(TopK(0.1)) at boundary 0."
     ),
