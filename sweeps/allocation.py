@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +22,8 @@ from raysim.engine.resources import GRAINS, Demand, Waiting, free_resources, sho
 from raysim.pipeline.prepare import prepare
 from raysim.storage.places import PlaceError, check_answers, in_bucket
 from raysim.sweeps.study import Study, workers
+from raysim.training.checkpoint import KEPT
+from raysim.units import format_bytes, plural
 
 DRIVER = {"memory": 1.0}  # bundle of the trial actor, which only waits; a bundle cannot be empty
 PROCESS_BYTES = 1 << 30  # of a trial's process beside its stages: Python, torch, and the data of small models
@@ -348,4 +351,22 @@ def _check_answer(answer: ray.ObjectRef[str | None], node: str, out: str) -> Non
         )
     raise ConfigError(
         f"`out` must be a path that every node sees, or a URI, but node {node_address(node)} does not see {out}."
+    )
+
+
+def full_disk(study: Study, checkpoint_bytes: int, folder: Path) -> str | None:
+    """Return a sentence if the checkpoints of a study's runs, of so many bytes each, may exceed the free space of its folder.
+
+    A race without `checkpoint_every_steps` keeps those of runs that may go on: none of dense, which trains each run to its end.
+    """
+    every, seeds = study.config({}).checkpoint_every_steps, study.planned_seeds or len(study.seeds)
+    thin = study.race is not None and not every
+    runs = (study.most_trials - thin) * seeds
+    needed, free = runs * checkpoint_bytes * (KEPT if every else 1), shutil.disk_usage(folder).free
+    if needed <= free:
+        return None
+    fix = "" if study.race is None or thin else ", or `checkpoint_every_steps` = 0 for the least"
+    return (
+        f"Checkpoints of {plural(runs, 'run')} may take {format_bytes(needed)}, but {folder} has {format_bytes(free)} free: make room, "
+        f"or give another folder{fix}."
     )

@@ -37,6 +37,7 @@ from raysim.network.costs import FleetCosts
 from raysim.network.prices import PAYS
 from raysim.network.topology import Network
 from raysim.notation import InputError
+from raysim.pipeline.plan import Plan
 from raysim.pipeline.prepare import prepare
 from raysim.screening.candidates import check_parts, every
 from raysim.screening.outputs import study_of, write_records
@@ -52,6 +53,8 @@ from raysim.sweeps.study_file import read_study
 
 FILE, SCREEN, RACE, COMPUTE = "decision.json", "screen", "race", "compute.json"
 RECORDED_STEPS = 1
+EVALUATED = 128
+"""Test samples of an evaluation in a race by the loss at least, which then counts some thousand tokens."""
 Ended: TypeAlias = Literal["", "priced", "screened", "raced"]
 """The last part that ended."""
 MOST_WAYS = 6
@@ -279,14 +282,19 @@ class DecisionState(BaseModel):
             self.candidates += fastest_pair(self.left)
             settings = [each.setting for each in by_promise(self.left, loss)]
             if settings:
-                values = study_of(
-                    plan or prepare(config).plan, [question.network], settings, question.base, question.transport
-                )
+                plan = plan or prepare(config).plan
+                values = study_of(plan, [question.network], settings, question.base, question.transport)
                 del values["seeds"]  # the budget plans them
                 values["screen"] = False  # this was it
                 if self.compute is not None:
                     values["profile"] = COMPUTE
                 values["base"].setdefault("checkpoint_every_steps", 0)  # and so none of a run that has ended
+                if (samples := evaluated(plan)) < plan.num_test_samples:
+                    values["base"]["evaluate_samples"] = samples
+                    whole = plan.num_test_samples
+                    say(
+                        f"Evaluations of the race read the first {samples:,} of {whole:,} test samples: `evaluate_samples`."
+                    )
                 name = f"{config.name}-decision"
                 write_whole(self.store.local / STUDY, tomli_w.dumps({"name": name, **values}).encode())
                 self.store.send(STUDY)
@@ -360,3 +368,11 @@ class DecisionState(BaseModel):
         for key in sorted(old.keys() | asked.keys()):
             check_same(key, old.get(key), asked.get(key))
         return decision
+
+
+def evaluated(plan: Plan) -> int:
+    """Return the test samples of an evaluation: by the loss half as many as a training reads, so that it takes a third of its time."""
+    config = plan.config
+    if config.evaluate_samples or plan.task.measures[0].name != "loss":
+        return plan.num_test_samples
+    return min(plan.num_test_samples, max(EVALUATED, plan.num_steps * config.batch_size // 2))

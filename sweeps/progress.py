@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Group
@@ -17,9 +15,9 @@ from raysim.analysis.comparison.rule import MIN_SEEDS
 from raysim.console import PlainConsole
 from raysim.engine.connection import dashboard_sentence
 from raysim.notation import printable
+from raysim.sweeps.allocation import full_disk
 from raysim.sweeps.budget import duration
 from raysim.sweeps.trial_rows import TrialRow, best_trials
-from raysim.training.checkpoint import KEPT
 from raysim.units import format_bytes, format_seconds, plural
 
 if TYPE_CHECKING:
@@ -76,24 +74,9 @@ def _plan(sweep: Sweep) -> list[str]:
         lines[0] += f"; {dashboard_sentence(sweep.dashboard_url)}"
     if sweep.began_with:
         lines.append(f"{sweep.began_with} of {budget} trials had ended before")
-    full = full_disk(study, allocation.checkpoint_bytes, sweep.folder)
+    unplanned = study.budget is not None and study.planned_seeds is None
+    full = None if unplanned else full_disk(study, allocation.checkpoint_bytes, sweep.folder)
     return lines + ([full] if full else []) + beforehand(study)
-
-
-def full_disk(study: Study, checkpoint_bytes: int, folder: Path) -> str | None:
-    """Return a sentence if the checkpoints of a study's runs, of so many bytes each, may exceed the free space of its folder."""
-    base, seeds = study.config({}), study.planned_seeds or len(study.seeds)
-    each = checkpoint_bytes * (KEPT if base.checkpoint_every_steps else 1)
-    free = shutil.disk_usage(folder).free
-    if each * study.most_trials * seeds <= free:
-        return None
-    runs, size = plural(study.most_trials * seeds, "run"), format_bytes(each * study.most_trials * seeds)
-    fix = (
-        ""
-        if study.race is None or not base.checkpoint_every_steps
-        else ", or `checkpoint_every_steps` = 0 for the least"
-    )
-    return f"Checkpoints of {runs} may take {size}, but {folder} has {format_bytes(free)} free: make room, or give another folder{fix}."
 
 
 def beforehand(study: Study) -> list[str]:

@@ -23,7 +23,7 @@ from raysim.limits import usable_cpus
 from raysim.pipeline.errors import WorkerLostError
 from raysim.plugins import trusting
 from raysim.storage.places import in_bucket
-from raysim.sweeps.allocation import Allocation, allocate
+from raysim.sweeps.allocation import Allocation, allocate, full_disk
 from raysim.sweeps.ledger import Ledger
 from raysim.sweeps.search import LedgerSearch, RaceSearch
 from raysim.sweeps.store import Store, find_database_error, find_disk_error
@@ -237,6 +237,8 @@ class Sweep:
         """Continue with the number of seeds chosen by the plan of a budget."""
         self.study = self.ledger.study = study
         self.study.write(self.folder)
+        if full := full_disk(study, self.allocation.checkpoint_bytes, self.folder):
+            self.say(full)
 
     def _spec(self, row: TrialRow, config: RunConfig) -> TrialSpec:
         row.engine = self.allocation.engine

@@ -88,7 +88,7 @@ class LedgerSearch(Searcher):
         return []
 
     def standing(self) -> str:
-        """Return the number of open settings in a race, and the least harm so far; empty before it has begun."""
+        """Return how far a race is, and the least harm so far; empty before it has begun."""
         return ""
 
     def on_trial_result(self, trial_id: str, result: Mapping[str, Any]) -> None:
@@ -228,6 +228,8 @@ class RaceSearch(LedgerSearch):
         if rounds is None:
             return ""
         text = f"{plural(len(rounds.running), 'setting')} open, {plural(rounds.ended_runs, 'run')} ended"
+        if begun := sum(len(entry.seeds) for entry in rounds.parts if not entry.ended):
+            text += f", {begun - len(self._queue) - len(self._rows)} of {begun} parts of this round trained"
         if (best := rounds.least_harmful) is None:
             return text
         harms = rounds.harms(best)

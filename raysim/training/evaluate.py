@@ -6,6 +6,7 @@ import math
 import time
 from collections.abc import Iterator
 
+from raysim.compressors import Compressor
 from raysim.engine.engine import Engine
 from raysim.pipeline.errors import DivergedError
 from raysim.pipeline.plan import Plan
@@ -25,11 +26,20 @@ class Evaluator:
     @property
     def passes(self) -> list[tuple[str, str]]:
         """The passes of an evaluation, in order: pairs of an evaluation mode and a kind of BatchNorm statistics."""
-        links = self._plan.compressors[self._plan.evaluated]
-        forward = [mode for pairs in links for method, _ in pairs.values() for mode in method.evaluation_modes]
-        modes = [*dict.fromkeys(["on", *forward]), "off"]
+        known = [mode for method in self._forward for mode in method.evaluation_modes]
+        modes = ["off"] if self._exact else [*dict.fromkeys(["on", *known]), "off"]
         statistics = ["running", "estimated"] if self._plan.config.evaluate_batchnorm_batches else ["running"]
         return [(mode, batchnorm) for batchnorm in statistics for mode in modes]
+
+    @property
+    def _forward(self) -> list[Compressor]:
+        links = self._plan.compressors[self._plan.evaluated]
+        return [method for pairs in links for method, _ in pairs.values()]
+
+    @property
+    def _exact(self) -> bool:
+        """True if no activation is compressed: one pass gives the rows of both modes."""
+        return all(method.exact for method in self._forward)
 
     def is_due(self, step: int) -> bool:
         """Return whether an evaluation is due after `step` steps."""
@@ -61,5 +71,6 @@ class Evaluator:
             if not math.isfinite(figures["loss"]):
                 raise DivergedError(step, f"evaluation with compression {mode}", "loss")
             row = where | figures | {"samples": total.samples, "seconds": time.perf_counter() - before}
-            self._recorder.add("evals", row)
-            yield Event("eval", row, self._recorder.measures)
+            for same in [row | {"mode": "on"}, row | {"seconds": 0.0}] if self._exact else [row]:
+                self._recorder.add("evals", same)
+                yield Event("eval", same, self._recorder.measures)

@@ -20,12 +20,13 @@ from raysim.network.costs import Expected, FleetCosts, load_costs
 from raysim.network.presets import parse_network
 from raysim.network.step_times import Lognormal
 from raysim.network.topology import FREE
+from raysim.pipeline.prepare import prepare
 from raysim.replication.local import LocalSteps
 from raysim.screening.candidates import SUMS, canonical, every
 from raysim.sweeps.budget import Budget
 from raysim.sweeps.conclusion import fastest_words
 from raysim.sweeps.contenders import MOST, Candidate, by_promise, choose
-from raysim.sweeps.decide import DecisionState, Question
+from raysim.sweeps.decide import DecisionState, Question, evaluated
 from raysim.sweeps.trial import step_costs, trial_figures
 
 KEYS = {"name": "small", "data": "digits", "model": "mlp", "num_stages": 3, "num_microbatches": 2, "batch_size": 16}
@@ -228,6 +229,22 @@ def test_race_of_a_decision_is_priced_on_its_device_on_any_machine(tmp_path, buc
     assert step.value != own.value
     assert step_costs(study.objectives, [run], study.pricing, ()) == [step.value]
     assert trial_figures(study.objectives, [run], study.pricing, ())[objective.name].value == step.value
+
+
+def test_evaluations_of_a_race_by_the_loss_take_a_third_of_its_training_at_most():
+    """Where both are forwards of samples, a training's step is three of them, and an evaluation has two modes; never below 128."""
+    text = {
+        "data": {"name": "topics", "length": 16},
+        "model": {"name": "gpt", "width": 8, "num_heads": 1},
+        "num_stages": 1,
+        "batch_size": 8,
+    }
+    for steps, own in ((4, 128), (60, 240), (10**6, None)):
+        plan = prepare(make_config(text | {"steps": steps})).plan
+        assert evaluated(plan) == (own or plan.num_test_samples) <= plan.num_test_samples
+    given = prepare(make_config(text | {"steps": 4, "evaluate_samples": 200})).plan
+    by_accuracy = prepare(make_config({**KEYS, "steps": 4})).plan
+    assert [evaluated(plan) for plan in (given, by_accuracy)] == [200, by_accuracy.num_test_samples]
 
 
 @pytest.mark.slow

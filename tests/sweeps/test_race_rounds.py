@@ -265,7 +265,10 @@ def test_parts_of_a_race_in_tune_end_in_rows(whole):
 def test_a_race_says_what_is_open(whole):
     _, folder, lines = whole
     assert lines[0] == ""
-    assert all(re.fullmatch(r"\d settings? open, \d+ runs? ended", each) for each in lines[1:]), lines
+    words = r"\d settings? open, \d+ runs? ended(, \d+ of \d+ parts of this round trained)?"
+    assert all(re.fullmatch(words, each) for each in lines[1:]), lines
+    trained = [each.partition(" ended, ")[2] for each in lines[1:4]]
+    assert trained == ["2 of 6 parts of this round trained", "4 of 6 parts of this round trained", ""]
     ended = sum(Run(path).status == "finished" for path in folder.glob("out/trials/*"))
     assert lines[-1] == f"0 settings open, {ended} runs ended"
 

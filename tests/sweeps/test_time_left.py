@@ -2,13 +2,15 @@
 
 import shutil
 import time
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from studies import write_study
+from studies import BASE, write_study
 
-from raysim.sweeps.progress import _View, full_disk
+from raysim.sweeps.allocation import full_disk
+from raysim.sweeps.progress import _View
 from raysim.sweeps.study_file import read_study
 from raysim.training.checkpoint import KEPT
 
@@ -46,3 +48,28 @@ def test_a_disk_too_small_for_all_checkpoints_is_named_beforehand(tmp_path, monk
     assert full_disk(study, 2 * most, tmp_path) == (
         f"Checkpoints of 8 runs may take 16 MB, but {tmp_path} has 8 MB free: make room, or give another folder."
     )
+
+
+def test_a_race_keeps_checkpoints_of_settings_that_may_go_on(tmp_path, monkeypatch):
+    """A race without checkpoints of its own keeps one a run, and none of dense."""
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=0))
+    base, dense = (
+        BASE | {"checkpoint_every_steps": 0},
+        {"name": "dense", "set": {"forward": "Identity", "backward": "Identity"}},
+    )
+    options = {
+        "race": True,
+        "seeds": [0, 1, 2],
+        "baselines": [dense],
+        "sampler": "grid",
+        "trials": None,
+        "symbols": None,
+        "space": {"forward": ["TopK(0.1)", "Quantize(4)"]},
+    }
+    study = read_study(write_study(tmp_path, base=base, **options))
+    settings = study.most_trials - 1
+    assert (full_disk(study, 10**6, tmp_path) or "").startswith(
+        f"Checkpoints of {3 * settings} runs may take {3 * settings} MB, "
+    )
+    planned = replace(study, planned_seeds=2)
+    assert (full_disk(planned, 10**6, tmp_path) or "").startswith(f"Checkpoints of {2 * settings} runs ")

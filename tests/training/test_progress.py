@@ -110,13 +110,20 @@ def test_training_from_python_is_silent_unless_asked(small, tmp_path, capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_evaluation_reports_progress(small, tmp_path):
-    training = Training(small(steps=1, batch_size=4, num_microbatches=2), out=tmp_path / "run", engine="inline")
-    seen = [event.row for event in training.events() if event.kind == "evaluating"]
+@pytest.mark.parametrize(("forward", "modes"), [("TopK(0.5)", ["on", "off"]), ("Identity", ["off"])])
+def test_evaluation_reports_progress_and_one_pass_is_enough_without_compression(small, tmp_path, forward, modes):
+    config = small(steps=1, batch_size=4, num_microbatches=2, forward=forward)
+    training = Training(config, out=tmp_path / "run", engine="inline")
+    seen = []
+    for event in training.events():
+        if event.kind == "evaluating":
+            seen.append((event.row["turn"], event.row["mode"], event.row["samples"]))
+        elif event.kind == "eval":
+            again = training.engine.evaluate(event.row["mode"])
+            assert training.plan.task.results(again.sums)["loss"] == event.row["loss"]
     window = 2 * 3 * 4  # two batches a stage
-    assert [(row["turn"], row["mode"], row["samples"]) for row in seen] == [
-        (turn, mode, samples) for turn, mode in enumerate(("on", "off")) for samples in (0, min(window, 20))
-    ]
+    assert seen == [(turn, mode, samples) for turn, mode in enumerate(modes) for samples in (0, min(window, 20))]
+    assert Run(tmp_path / "run").evals["mode"].tolist() == ["on", "off"]
 
 
 @pytest.mark.parametrize(("every", "broken_at"), [(0, 6), (3, 3), (3, 6)])

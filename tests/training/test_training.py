@@ -106,7 +106,7 @@ def test_divergence_in_last_step_is_found_by_evaluation(small, tmp_path):
     run = train(small(optimizer={"learning_rate": 1e30}, steps=1), engine="inline", out=tmp_path / "run")
     row = run.row
     assert (row["status"], row["diverged_step"]) == ("diverged", 1)
-    assert row["diverged_at"].startswith("evaluation with compression on: ")
+    assert row["diverged_at"].startswith("evaluation with compression off: ")
 
 
 @pytest.mark.parametrize("stop_after", [1, 4])
