@@ -220,7 +220,7 @@ class _CustomGradient(torch.autograd.Function):
         ctx: Any, x: Tensor, forward: Callable[[Tensor], Tensor], backward: Callable[[Tensor], Tensor]
     ) -> Tensor:
         ctx.through = backward
-        return forward(x.detach())
+        return forward(x.detach()).detach()  # no view, which a layer in place may not write to
 
     @staticmethod
     @once_differentiable

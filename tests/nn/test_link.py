@@ -156,6 +156,24 @@ def test_a_gradient_in_evaluation_mode_shares_the_positions_of_its_activation():
     torch.testing.assert_close(x.grad, 2 * y.detach(), rtol=0.05, atol=0.05)
 
 
+@pytest.mark.parametrize(
+    "forward", ["Identity", "TopK(0.3)", "Quantize(4)", "EF21(TopK(0.3))", "AQSGD(Quantize(4), key='slot')"]
+)
+def test_a_layer_in_place_may_follow_a_link(forward):
+    def outputs(*, inplace):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 16), CompressedLink(forward), nn.ReLU(inplace=inplace), nn.Linear(16, 4))
+        optimizer, found = torch.optim.SGD(model.parameters(), lr=0.1), []
+        for _ in range(4):
+            optimizer.zero_grad()
+            found.append(model(torch.randn(4, 8)))
+            found[-1].square().mean().backward()
+            optimizer.step()
+        return torch.stack(found)
+
+    assert torch.equal(outputs(inplace=True), outputs(inplace=False))
+
+
 def test_short_step_is_ended_by_end_step():
     link = CompressedLink("ErrorFeedback(TopK(0.25))", num_microbatches=4)
     x = torch.ones(1, 8)
