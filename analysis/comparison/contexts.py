@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import pandas as pd
 
-from raysim.analysis.comparison.rule import PairedSample, PairedSpread, at_chance, sample
+from raysim.analysis.comparison.rule import MIN_SEEDS, PairedSample, PairedSpread, at_chance, sample
 from raysim.analysis.comparison.statistics import priors
 from raysim.analysis.data import AnalysisError
 from raysim.analysis.data.folders import is_confirmation
@@ -90,9 +90,9 @@ class ComparedRuns:
         `end`: the context of the dense runs in question, if it is another.
         """
         chosen = self.sample(harms, setting, Setting())
-        if chosen.lacking or (end or self).learned(Setting(), chosen.seeds, alpha=alpha):
+        if len(chosen.seeds) < MIN_SEEDS or (end or self).learned(Setting(), chosen.seeds, alpha=alpha):
             return chosen
-        return chosen._replace(lacking=AT_CHANCE)
+        return chosen._replace(lacking=AT_CHANCE)  # even if seeds are missing, since more would not help
 
     def harms(self, setting: Setting) -> dict[int, float]:
         """Return how much worse a setting is than dense at each shared seed, with compression on, unless their data differ."""

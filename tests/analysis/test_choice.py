@@ -22,7 +22,7 @@ from raysim.analysis import (
     replay,
 )
 from raysim.analysis.comparison.choice import is_promising
-from raysim.analysis.comparison.contexts import contexts
+from raysim.analysis.comparison.contexts import AT_CHANCE, contexts
 from raysim.analysis.comparison.race import Evidence, Race
 from raysim.analysis.comparison.rule import judge, sample
 from raysim.config import make_config
@@ -144,6 +144,17 @@ def test_a_diverged_run_counts_as_untrained_wherever_it_began(tmp_path, tables):
     assert (row["seeds"], row["diverged"]) == (3, 2)
     assert row["harm"] == pytest.approx(100 * (4.0 / 2.1 - 1) * 2 / 3, abs=0.1)
     assert row["verdict"] != "safe"
+
+
+@pytest.mark.parametrize(("dense", "lacking"), [(0.1, AT_CHANCE), (0.9, "4 of 5 planned seeds")])
+def test_dense_runs_that_learned_nothing_are_named_before_missing_seeds(tmp_path, dense, lacking):
+    """As after a race whose settings left before their last seed: dense trained no model, and no more seeds will help."""
+    study = write_study(tmp_path / "study", [{}], objectives={"accuracy_on": "maximize"})
+    written = (study / "study.toml").read_text()
+    (study / "study.toml").write_text(f"seeds = [0, 1, 2, 3, 4]\n{written}")
+    make_runs(study / "trials", {"Identity": [dense] * 4, "TopK(0.1)": [dense] * 4})
+    (row,) = analysis.settings(load(tmp_path)).to_dict("records")
+    assert (row["verdict"], row["lacking"]) == ("undecided", lacking)
 
 
 @pytest.mark.parametrize("dense", [0.1, 0.9], ids=["at chance", "above it"])
