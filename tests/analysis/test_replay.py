@@ -452,6 +452,7 @@ def test_the_command_prints_and_writes(runs, tmp_path):
     assert sum(event["ph"] == "X" and event.get("cat") == "action" for event in trace) == 2 * 3 * 4
 
 
+@pytest.mark.slow
 def test_the_command_imports_neither_torch_nor_ray(runs):
     code = f"""
 import sys

@@ -1,7 +1,6 @@
 """Texts of strangers on a terminal: nothing in them is markup, an emoji or a control character."""
 
 import io
-import os
 import re
 import subprocess
 import sys
@@ -63,31 +62,6 @@ def test_all_consoles_are_plain():
         if re.search(r"(?<!Plain)\bConsole\(", path.read_text(encoding="utf-8")) and path.name != "console.py"
     ]
     assert made == []
-
-
-def test_raysim_imports_without_home_or_user_name(tmp_path):
-    code = """
-import os, pwd, sys
-def unknown(*_): raise KeyError("no such user")
-pwd.getpwuid = pwd.getpwnam = unknown
-import raysim, raysim.cli, raysim.training.run
-from raysim.engine.connection import user_here, _token_file
-from raysim.storage.files import cache_folder
-from raysim.config.keys import model_title
-print(user_here(), _token_file(), cache_folder(), model_title("hf", "~nobody-here/x"))
-"""
-    environment = {
-        key: value for key, value in os.environ.items() if key not in ("HOME", "USER", "LOGNAME", "RAYSIM_CACHE")
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment | {"TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert str(tmp_path) in done.stdout
 
 
 def test_help_into_a_closed_pipe_prints_no_error():

@@ -10,19 +10,32 @@ import numpy as np
 from raysim.workloads.data import load_data
 
 
-def test_workers_and_digits_need_no_other_library_and_a_trial_no_compiler_of_torch():
+def test_workers_digits_and_trials_need_few_libraries_and_neither_home_nor_user_name(tmp_path):
     code = """
-import sys
-from pathlib import Path
+import pwd, sys
+known = pwd.getpwuid, pwd.getpwnam
+def unknown(*_): raise KeyError("no such user")
+pwd.getpwuid = pwd.getpwnam = unknown
 import raysim.pipeline.worker
 from raysim.workloads.data import load_data
 load_data("digits", {}, 0)
 print([name for name in ("sklearn", "scipy", "pandas", "ray", "numba") if name in sys.modules])
+import raysim.cli, raysim.training.run
+from raysim.engine.connection import user_here, _token_file
+from raysim.storage.files import cache_folder
+from raysim.config.keys import model_title
+print(user_here(), _token_file(), cache_folder(), model_title("hf", "~nobody-here/x"))
+pwd.getpwuid, pwd.getpwnam = known  # which Ray needs
 import raysim.sweeps.trial, raysim.probing, raysim.nn
 print("torch._dynamo" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.stdout == "[]\nFalse\n", done.stdout + done.stderr
+    named = ("HOME", "USER", "LOGNAME", "RAYSIM_CACHE")
+    environment = {name: value for name, value in os.environ.items() if name not in named} | {"TMPDIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, env=environment)
+    assert done.returncode == 0, done.stderr
+    imported, places, compiler = done.stdout.splitlines()
+    assert (imported, compiler) == ("[]", "False")
+    assert str(tmp_path) in places
 
 
 def test_digits_equal_scikit_learn():
