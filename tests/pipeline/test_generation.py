@@ -84,10 +84,10 @@ def test_answers_are_those_of_the_model_generated_token_by_token(small, case, mo
     quick = {
         "num_microbatches": 4 if case == "folded" else 2,
         "forward": "Quantize(3, rounding='stochastic')",
-        "optimizer": {"name": "adamw", "learning_rate": 1e-2},
+        "optimizer": {"name": "adamw", "learning_rate": 2e-2},
     }
     engine = start(small(**{**ANSWERS, **quick, **CASES[case]}))
-    for step in range(80):
+    for step in range(40):
         losses_of(engine, step)
     for mode in ("on", "off"):
         right, forced, tokens = answered(engine, mode)
