@@ -8,6 +8,7 @@ import pytest
 import torch
 from cut_models import BATCH, MODELS, example, train_cut
 from engines import start, weights
+from pipelines import with_slow
 from torch import nn
 
 from raysim.config import ConfigError, read_config
@@ -58,7 +59,7 @@ def test_staged_gradients_are_those_of_the_whole_and_counts_add_up(name):
         assert torch.equal(parameter.grad, gradient)
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", with_slow(MODELS, "resnet18"))
 @pytest.mark.parametrize("form", ["residual", "orthonormal"])
 def test_other_forms_have_whole_gradients_and_own_paths(name, form):
     model, shape, x, targets = example(name)

@@ -25,7 +25,7 @@ def test_cut_model_equals_uncut_bit_for_bit(name):
     error = CrossEntropy()(reference(x), targets)
     error.backward()
     expected = {key: parameter.grad for key, parameter in reference.named_parameters(remove_duplicate=False)}
-    choices = [[], *([cut] for cut in names[:-1]), names[:-1], names[1:-1:2]]
+    choices = [[], *([cut] for cut in names[:-1:2]), names[:-1], names[1:-1:2]]
     for cuts in choices:
         parts = partition(model, shape, cuts=cuts, batch=BATCH)
         assert [key for stage in parts.stages for key in named_layers(stage)] == names
@@ -89,7 +89,7 @@ def test_layers_without_operations_are_spread_by_their_bytes():
 def test_stage_costs_add_up_to_model(name):
     model, shape, _, _ = example(name)
     whole = partition(model, shape, num_stages=1, batch=BATCH)
-    for num_stages in range(1, len(model) + 1):
+    for num_stages in range(len(model), 0, -2):
         parts = partition(model, shape, num_stages=num_stages, batch=BATCH)
         assert len(parts.stages) == num_stages == len(parts.cuts) + 1
         assert sum(parts.flops_forward) == whole.flops_forward[0]
