@@ -74,7 +74,7 @@ def write_study(advice: Advice, source: str | None, path: Path) -> str:
     return " ".join(
         [
             f"Study: {path}, {len(kept)} settings and dense on {SEEDS} seeds, as {layout}.",
-            f"{runs} runs of {base.steps} steps take {_price(advice, kept, base.steps)}.",
+            f"{runs} runs of {base.steps} steps take {_price(advice, layout, kept, base.steps)}.",
             *_left_out(advice, layout, [setting for setting in settings if setting not in kept], base.steps),
             f"Train it by: {command}",
         ]
@@ -156,7 +156,7 @@ def _options(layout: HostLayout) -> str:
     return " ".join([*words, *sharding])
 
 
-def _price(advice: Advice, settings: Sequence[Setting], steps: int) -> str:
+def _price(advice: Advice, layout: HostLayout, settings: Sequence[Setting], steps: int) -> str:
     """Return, in words, the duration of a study's runs in sequence: as advised, or measured here for `STAND_IN`."""
     if _is_unnamed(advice):
         config = read_config(STAND_IN)
@@ -169,16 +169,17 @@ def _price(advice: Advice, settings: Sequence[Setting], steps: int) -> str:
             f"{format_seconds(whole_s)} on this machine one after another ({STAND_IN}, {format_seconds(step_s)} a step without "
             "compression, measured)"
         )
-    whole_s = SEEDS * steps * sum(_step_s(advice, setting) for setting in [DENSE, *settings])
+    whole_s = SEEDS * steps * sum(_step_s(advice, layout, setting) for setting in [DENSE, *settings])
     return (
         f"{format_seconds(whole_s)} one after another on {advice.job.fleet!r} over {advice.networks[0]!r}, by the steps above "
         f"(efficiency {advice.job.efficiency:g})"
     )
 
 
-def _step_s(advice: Advice, setting: Setting) -> float:
-    """Return the seconds of a setting's step on the first network, in its fastest layout."""
-    rows = [row for row in advice.rows if row.way.setting == setting and row.fits]
+def _step_s(advice: Advice, layout: HostLayout, setting: Setting) -> float:
+    """Return the seconds of a setting's step on the first network, in a layout and the job's own schedule."""
+    ways = [(row.way.layout, row.way.schedule, row.way.setting) for row in advice.rows]
+    rows = [row for row, way in zip(advice.rows, ways, strict=True) if way == (layout, None, setting)]
     return min(row.networks[0].step_s for row in rows or [advice.dense])
 
 

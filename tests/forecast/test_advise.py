@@ -40,6 +40,7 @@ from raysim.notation import InputError
 from raysim.schedules import parse_schedule
 from raysim.schedules.families import ZBV
 from raysim.sweeps.study_file import read_study
+from raysim.units import format_seconds
 from raysim.values import BoundaryTensors
 
 SHAPE = ModelShape(layers=8, width=256, length=512, vocabulary=1000, heads=4)
@@ -497,17 +498,21 @@ def test_the_price_of_a_study_is_that_of_its_steps(tmp_path: Path, monkeypatch) 
         "transport": "nccl",
         "recompute": False,
     }
-    prices = []
+    prices, layout, far = [], HostLayout(4, 1), "20mbps+20ms"  # where two pipelines would be faster
     for efficiency in (0.4, 0.2):
         own = make_job(model, Fleet.parse("4xT4"), efficiency=efficiency, **fields)
-        advice = advise(own, [parse_network("1mbps")], layout=HostLayout(4, 1))
+        advice = advise(own, [parse_network(far)], layout=layout)
         words = write_study(advice, "digits-cnn", Path("s.toml"))
         settings = {(row.way.forward, row.way.backward, row.way.method) for row in advice.paying()}
         kept = Path("s.toml").read_text().count("[space.variants.")
         steps = read_study("s.toml").config({}).steps
         assert 0 < kept <= len(settings)
         assert f"{5 * (kept + 1)} runs of {steps} steps take " in words
-        assert f"on 4xT4 over 1mbps, by the steps above (efficiency {efficiency:g})" in words
+        study = [Setting(), *(row.way.setting for row in advice.paying() if row.way.layout == layout)]
+        alike = [Proposal(layout, *setting[:3]) for setting in dict.fromkeys(study)]
+        seconds = sum(steps_s(own, way, [parse_network(far)])[0] for way in alike)
+        assert f" take {format_seconds(5 * steps * seconds)} one after another" in words
+        assert f"on 4xT4 over {far}, by the steps above (efficiency {efficiency:g})" in words
         prices.append(words)
     assert prices[0] != prices[1]
 
