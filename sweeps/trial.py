@@ -23,6 +23,7 @@ from ray import tune
 
 from raysim.config import ConfigError, RunConfig
 from raysim.engine.nodes import LABEL
+from raysim.limits import release_memory
 from raysim.network.presets import parse_network
 from raysim.pipeline.errors import StageError, WorkerLostError
 from raysim.pipeline.state import CheckpointError
@@ -92,6 +93,9 @@ class TrialOutcome(NamedTuple):
     figures: dict[str, Figure]
 
 
+LARGE_BYTES = 1 << 30  # of a run's stages, after which a second is well spent on what is left of it
+
+
 class SweepTrial(tune.Trainable):
     """A trial run by Tune, whose parameters are {"trial": TrialSpec}."""
 
@@ -111,6 +115,7 @@ class SweepTrial(tune.Trainable):
     def setup(self, config: dict[str, Any]) -> None:
         self._warm = WarmActors()
         self._data: dict[str, Data] = {}
+        self._is_large = False
         self._begin(config["trial"])
 
     def reset_config(self, new_config: dict[str, Any]) -> bool:
@@ -134,6 +139,8 @@ class SweepTrial(tune.Trainable):
 
     def _end(self) -> None:
         self._reports.close()  # interrupts a running run, which records it
+        if self._is_large:  # else the next run would take its memory beside that of this one
+            release_memory()
 
     def _run(self) -> Generator[dict[str, Any], None, None]:
         """Yield the reports to Tune, the outcome last."""
@@ -196,6 +203,7 @@ class SweepTrial(tune.Trainable):
             ending=ending,
             refuse=why_hopeless if spec.screens and i == 0 else None,
         )
+        self._is_large = sum(each.total_bytes for each in training.plan.memories) > LARGE_BYTES
         training.trackers = Trackers(tools, self._store.inside(curves_name))  # TensorBoard's in the study's folder
         first, end = training.plan.first_step, training.plan.end_step
         until = first + part_steps(spec.until, end - first)
