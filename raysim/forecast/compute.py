@@ -23,6 +23,7 @@ from raysim.notation import check_choice, check_real
 from raysim.pipeline.link import LinkAccount
 from raysim.pipeline.plan import averaged_shapes
 from raysim.pipeline.prepare import Workload, prepare
+from raysim.pipeline.reports import ActionRecord
 from raysim.records import WARMUP_STEPS
 from raysim.schedules.arrays import OPS, make_table
 
@@ -133,7 +134,7 @@ def record_profile(config: RunConfig, *, num_steps: int = 5) -> Profile:
             actions = [action for report in reports for action in report.actions]
             if step < WARMUP_STEPS or step % RECORDED_EVERY != RECORDED_EVERY // 2:
                 continue
-            rows += [action._asdict() | {"step": step, "replica": 0} for action in actions]
+            rows += [action._asdict() | {"step": step, "replica": 0} | _alone(action, config) for action in actions]
             links += [link for report in reports for link in report.links if link.coded_bytes]
             updates_s.append(sum(report.update_s for report in reports))
     profiles = profiles_from_actions({name: np.array([row[name] for row in rows]) for name in rows[0]})
@@ -145,6 +146,12 @@ def record_profile(config: RunConfig, *, num_steps: int = 5) -> Profile:
         microbatch_samples=config.microbatch_size,
         source=_source(config, workload, len(profiles)),
     )
+
+
+def _alone(action: ActionRecord, config: RunConfig) -> dict[str, float]:
+    """Return the compute of an action without the time that other work on the machine took, as replays count it."""
+    cpu_s = action.compute_cpu_s / config.threads_per_stage  # NaN on a GPU
+    return {"compute_wall_s": float(np.fmin(action.compute_wall_s, cpu_s))}
 
 
 def _codec_speed(config: RunConfig, workload: Workload, links: Sequence[LinkAccount]) -> float:

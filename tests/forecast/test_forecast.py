@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from raysim import train
 from raysim.cli import app
 from raysim.config import ConfigError, read_config
+from raysim.engine.inline import InlineEngine
 from raysim.forecast.compute import datasheet_profile, record_profile
 from raysim.forecast.forecast import forecast
 from raysim.network.presets import DEVICES, parse_network
@@ -256,6 +257,20 @@ def test_a_recorded_profile_gives_compute_for_any_codec(small, tmp_path):
         ConfigError, match=r"`profile` must be of microbatches of 8 samples, but got 4: record it again"
     ):
         forecast(small(num_microbatches=2), profile=profile)
+
+
+def test_a_profile_leaves_out_what_other_work_takes(small, monkeypatch):
+    step = InlineEngine.step
+
+    def shared(self, *arguments):
+        reports = step(self, *arguments)
+        waited = [[each._replace(compute_wall_s=each.compute_wall_s + 1) for each in one.actions] for one in reports]
+        return [one._replace(actions=actions) for one, actions in zip(reports, waited, strict=True)]
+
+    monkeypatch.setattr(InlineEngine, "step", shared)
+    profile = record_profile(small(), num_steps=1)
+    assert 0 < profile.compute_s.max() < 1
+    np.testing.assert_array_equal(profile.compute_s, profile.cpu_s)
 
 
 def test_the_interval_of_a_step_is_that_of_the_recorded_steps(small):
