@@ -101,6 +101,7 @@ def branched(tmp_path_factory):
     return folder / "runs"
 
 
+@pytest.mark.slow
 def test_each_part_and_the_rest_are_judged(branched):
     results = analysis.load(branched)
     assert results.problems == []
@@ -122,6 +123,7 @@ def test_each_part_and_the_rest_are_judged(branched):
     assert (last["rest_harm"], last["rest_harm_high"]) == pytest.approx((last["harm"], last["harm_high"]), nan_ok=True)
 
 
+@pytest.mark.slow
 def test_the_report_has_a_section(branched):
     page = compose(branched, ["100mbps"])
     (section,) = [section for section in page.sections if section.key == "branches"]
@@ -137,6 +139,7 @@ def test_no_part_of_a_better_setting_is_said_to_harm():
     assert harmed == "`a` is safe for all 4 steps. It harms most in steps 0 to 4 (+0.50 % of loss)."
 
 
+@pytest.mark.slow
 def test_branches_from_one_step_have_no_section_of_their_own(branched, tmp_path):
     for run in branched.glob("*-4-*"):
         shutil.copytree(run, tmp_path / run.name)

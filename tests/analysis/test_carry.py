@@ -177,6 +177,7 @@ def test_bad_input_is_one_sentence(family, loaded, tmp_path):
     assert report(family, "--stages", 4)[0] == 2
 
 
+@pytest.mark.slow
 def test_report_says_the_carried_harm(family, tmp_path):
     code, printed = report(family, "--at", "9e6", "--network", "1gbps", "--only", "--out", tmp_path / "page.html")
     assert code == 0

@@ -254,6 +254,7 @@ def real(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_all_runs_are_priced_under_their_names_and_against_their_dense_ones(real):
     results = load(real)
     frame = replay(results, ["10mbps", "1gbps"], against="dense", target="accuracy=0")
@@ -293,6 +294,7 @@ def trials_of(count=40):
     return frame
 
 
+@pytest.mark.slow
 def test_importance_is_found_for_each_objective():
     found = importance(trials_of())
     table = found.pivot(index="parameter", columns="objective", values="importance")

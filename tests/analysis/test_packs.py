@@ -100,6 +100,7 @@ def test_columns_and_rows_are_read_on_request(over, packed):
         pd.testing.assert_frame_equal(after.table("links", ["step", "wire_bytes"], where=where), wanted)
 
 
+@pytest.mark.slow
 def test_prices_and_findings_are_those_of_the_folder(over, packed):
     pd.testing.assert_frame_equal(replay(load(packed), ["100mbps"]), replay(load(over), ["100mbps"]))
     frames = [findings_frame(findings(load(place / "study"))).drop(columns="commands") for place in (over, packed)]

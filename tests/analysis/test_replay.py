@@ -178,6 +178,7 @@ def test_twice_the_bandwidth_halves_the_time_on_the_wire(sparse):
     assert slower / slow == pytest.approx(2, rel=0.01)  # where the wire is all
 
 
+@pytest.mark.slow
 def test_two_networks_or_runs_at_once_equal_one_by_one(sparse, dense):
     names = ["8mbps", "100mbps/port"]
     together = replay([sparse, dense], names, target=ALWAYS)

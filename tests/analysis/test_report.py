@@ -363,6 +363,7 @@ def test_two_seeds_decide_nothing_and_a_setting_that_is_probably_harmful_is_not_
     )
 
 
+@pytest.mark.slow
 def test_a_report_over_nccl_has_the_prices_of_a_replay_over_nccl(runs, page, over_nccl):
     assert over_nccl.transport == "nccl"
     assert all(lead.startswith("On 10mbps over NCCL, ") for lead in over_nccl.decisions(["10mbps"]))
@@ -558,6 +559,7 @@ def test_decisions_without_a_gain_are_drawn_without_it(small, tmp_path):
     assert set(shown["mean gain"]) == {"none"}
 
 
+@pytest.mark.slow
 def test_a_study_has_importances(runs, tmp_path):
     folder = make_study(runs, tmp_path / "study", 6)
     trials = [

@@ -171,6 +171,7 @@ def test_bad_runs_are_reported_and_others_load(stranger):
         assert code in (0, 2)  # 0 of a run whose evaluations alone are wrong
 
 
+@pytest.mark.slow
 def test_terminal_escapes_in_records_are_removed(stranger):
     for column in ("forward", "backward", "engine", "model"):
         mutate(stranger / "changed", "run", column, "signs")

@@ -38,6 +38,7 @@ def test_every_codec_is_measured() -> None:
     assert {type(parse_notation(text, CODECS)) for text in DEFAULTS} >= set(CODECS.values())
 
 
+@pytest.mark.slow
 def test_own_tensors_and_shapes() -> None:
     recorded = {"mine": draw("heavy tail", (4, 100))}
     result = bench_codecs(

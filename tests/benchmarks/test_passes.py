@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="kernels are compiled here, not interpreted")
 
 
+@pytest.mark.slow
 def test_ranges_of_rows_take_one_pass_and_one_of_a_tensor_a_second() -> None:
     """Beyond the tensor and its packet, kernels move no more than a few bytes for each row or block."""
     codecs = Quantize(8, per="row"), Quantize(4, per="block", block=64), Quantize(8)

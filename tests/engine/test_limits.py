@@ -197,6 +197,7 @@ def group():
     made.rmdir()
 
 
+@pytest.mark.slow
 def test_a_model_beyond_its_container_is_refused_in_a_sentence(group, tmp_path):
     """It would end by the kernel's OOM killer, without a word."""
     join = f"import os; open({str(group / 'cgroup.procs')!r}, 'w').write(str(os.getpid()));"

@@ -59,6 +59,7 @@ def test_pipelines_are_placed_as_well_as_any_placement(replicas, stages, capacit
     assert chosen == pytest.approx(min(traffic.seconds(NETWORK, sites) for sites in all_placements(6, rooms)))
 
 
+@pytest.mark.slow
 @settings(max_examples=15, deadline=None)
 @given(st.data())
 def test_placement_order_is_optimal(data):
@@ -89,6 +90,7 @@ def workload():
     return prepare(read_config("digits-cnn", ["steps=2", "num_stages=2", "num_replicas=2", "forward=Quantize(8)"]))
 
 
+@pytest.mark.slow
 def test_traffic_counts_packets_as_they_are_sent(workload):
     """A boundary's bytes are those of its packets; a link's dense gradient counts four bytes a value."""
     plan, traffic = workload.plan, Traffic.of(workload)

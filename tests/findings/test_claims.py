@@ -460,6 +460,7 @@ def test_a_command_gives_the_recorded_configuration(tmp_path, changes):
         assert config.stages == recorded.stages
 
 
+@pytest.mark.slow
 def test_the_command_of_one_run_adds_it_to_the_comparison(tmp_path):
     from configurations import SMALL
 
@@ -539,6 +540,7 @@ def test_a_diverged_run_counts_as_untrained(tmp_path):
     assert harm.effect == pytest.approx(100 * (2.0 / 0.6 - 1))
 
 
+@pytest.mark.slow
 def test_language_models_are_judged_separately_by_loss(tmp_path):
     made(tmp_path / "digits", {DENSE: (0.9, 0.9), PLAIN: (0.9, 0.8), SHARED: (0.9, 0.9)}, seeds=3)
     topics = {"data": {"name": "topics", "length": 8}, "model": {"name": "gpt"}}

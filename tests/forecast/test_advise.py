@@ -361,6 +361,7 @@ def test_the_interval_is_that_of_the_seconds_of_the_network() -> None:
         assert free / (own_s + (1 + sign * 1.645 * 0.12) * (step - own_s)) == pytest.approx(0.8, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_recipe_and_shape_give_equal_advice() -> None:
     model = RecipeModel(read_config("topics-gpt"))
     own = make_job(
@@ -488,6 +489,7 @@ def test_tables_show_full_settings_and_help_names_defaults(monkeypatch) -> None:
     assert "Pipelines (default: hosts / stages)." in words
 
 
+@pytest.mark.slow
 def test_the_price_of_a_study_is_that_of_its_steps(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     model = RecipeModel(read_config("digits-cnn"))

@@ -111,6 +111,7 @@ def test_what_training_says_of_a_model_replaces_its_screen_up_to_the_reach_of_it
     )
 
 
+@pytest.mark.slow
 def test_transformers_are_offered_ranges_of_tokens_and_convolutions_those_of_tensors() -> None:
     for model, pairs in (
         (RecipeModel(read_config("topics-gpt")), PER_TOKEN),

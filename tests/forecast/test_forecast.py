@@ -405,6 +405,7 @@ def test_gather_larger_than_dense_average_is_reported() -> None:
     assert not any("times the bytes" in note for note in dense.notes)
 
 
+@pytest.mark.slow
 def test_published_utilisation_by_diloco_of_int8_in_two_shots() -> None:
     """INTELLECT-1 (2412.01152): 38 minutes of compute, then 10.2 e9 values in int8 over 14 nodes, at the bandwidths its times imply.
 

@@ -80,6 +80,7 @@ def test_texts_images_and_experts_are_forecast(family, monkeypatch):
     assert all(found.flops_forward)
 
 
+@pytest.mark.slow
 def test_the_page_on_hugging_face_models_is_simulated(tmp_path, monkeypatch):
     page = (Path(__file__).parents[2] / "docs" / "my-hugging-face-model.md").read_text()
     (tmp_path / "tiny.toml").write_text(re.search(r'```toml title="tiny.toml"\n(.*?)```', page, re.DOTALL)[1])

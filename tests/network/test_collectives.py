@@ -319,6 +319,7 @@ def test_collectives_are_part_of_the_step(
         assert one.end_s - one.start_s == pytest.approx(one.codec_s + sum(one.round_s))
 
 
+@pytest.mark.slow
 @given(st.integers(2, 3), st.integers(1, 3), st.integers(0, 10**6), st.booleans())
 def test_steps_priced_together_take_as_long_as_alone(
     num_replicas: int, num_stages: int, seed: int, packed: bool

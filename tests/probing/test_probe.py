@@ -122,6 +122,7 @@ def test_a_transformers_model_with_its_own_loop(tmp_path):
     assert len(replay(load(tmp_path / "probe"), ["100mbps"], against="dense")) == 2
 
 
+@pytest.mark.slow
 def test_the_trainer_is_probed_by_a_callback(tmp_path):
     """Of seven batches in two accumulations, the last step of an epoch has one: it is not sampled."""
     transformers = pytest.importorskip("transformers")

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 CODE = """
 import importlib.metadata as metadata, sys
 for name in ("ray", "numcodecs", "optuna", "matplotlib", "plotly", "tensorboardX"):
@@ -29,6 +31,7 @@ for call in (lambda: raysim.train("digits-cnn", "steps=2"), lambda: bench_codecs
 """
 
 
+@pytest.mark.slow
 def test_optional_packages_may_be_missing_and_required_ones_are_named(tmp_path):
     words = [sys.executable, "-c", CODE, str(tmp_path / "run")]
     done = subprocess.run(words, capture_output=True, text=True, check=False)

@@ -52,6 +52,7 @@ def test_sharded_replicas_are_predicted_within_three_percent():
         assert measured < predicted < 1.03 * measured
 
 
+@pytest.mark.slow
 def test_delayed_averages_are_predicted_within_their_aim():
     table = TABLES["DUO: averages under the whole next step"]
     shares = [

@@ -63,6 +63,7 @@ def test_two_shots_code_each_chunk_twice(count: int) -> None:
         assert torch.equal(result.gradients["weight"], torch.cat(expected).view(9, 13))
 
 
+@pytest.mark.slow
 def test_two_unbiased_shots_are_unbiased() -> None:
     draws, count = 250, 3
     given = [{"weight": normal(4, 6, seed=replica)} for replica in range(count)]

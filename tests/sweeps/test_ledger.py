@@ -127,6 +127,7 @@ def test_duplicate_of_running_trial_waits(opened):
     check_agree(ledger)
 
 
+@pytest.mark.slow
 def test_exhausted_space_ends_study(opened):
     ledger = opened(space={"forward": ["Identity", "TopK(0.5)"]}, symbols=None, trials=9)
     while (found := ledger.next()) is not None:

@@ -106,6 +106,7 @@ def test_refusals_and_trial_errors_are_distinguished(tmp_path):
     assert find_database_error(full, tmp_path / "optuna.db") is None
 
 
+@pytest.mark.slow
 def test_damaged_database_is_rebuilt_from_rows(tmp_path):
     study = read_study(write_study(tmp_path))
     for size in (0, 5000):

@@ -54,6 +54,7 @@ def test_branch_is_equal_on_both_engines(small, tmp_path, ray, name):
     same_steps(branch, begun)
 
 
+@pytest.mark.slow
 def test_branch_of_a_branch_keeps_first_plan(small, tmp_path):
     """Its learning rate, and constants of the model that are drawn from a seed and in no checkpoint."""
     settings = {**SUBSPACE, "optimizer": {"name": "adamw", "learning_rate": 1e-2, "decay": "linear"}}

@@ -139,6 +139,7 @@ def test_gpt2_trains_on_ray(ray, gpt2, tmp_path):
     assert headers.between(backward["packets"], 8 * backward["packets"]).all()
 
 
+@pytest.mark.slow
 def test_a_model_of_transformers_trains_by_its_recipe(gpt2, tmp_path):
     model, text = gpt2
     run = train(
