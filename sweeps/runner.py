@@ -235,9 +235,10 @@ class Sweep:
 
     def _planned(self, study: Study) -> None:
         """Continue with the number of seeds chosen by the plan of a budget."""
+        first = self.study.planned_seeds is None  # later plans find some of their checkpoints on the disk
         self.study = self.ledger.study = study
         self.study.write(self.folder)
-        if full := full_disk(study, self.allocation.checkpoint_bytes, self.folder):
+        if first and (full := full_disk(study, self.allocation.checkpoint_bytes, self.folder)):
             self.say(full)
 
     def _spec(self, row: TrialRow, config: RunConfig) -> TrialSpec:
