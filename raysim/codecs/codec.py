@@ -181,6 +181,11 @@ class Codec(Notation, ABC):
         return False
 
     @property
+    def scales(self) -> bool:
+        """True if the values that a packet selects are multiplied by a factor, so that their mean over keys is the tensor."""
+        return False
+
+    @property
     def by_matrix(self) -> bool:
         """True if rows or columns are coded separately, so weights must be reshaped to (first axis, the rest)."""
         inner = getattr(self, "codec", None)

@@ -179,6 +179,10 @@ class RandomK(ByRow):
         return True
 
     @property
+    def scales(self) -> bool:
+        return self.unbiased
+
+    @property
     def linear(self) -> bool:
         return self.values == Identity()
 

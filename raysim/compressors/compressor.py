@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
-from raysim.codecs import Codec, Packet, RandomK
+from raysim.codecs import Codec, Packet
 from raysim.codecs.codec import DTYPES, Support, check_finite, check_is_codec
 from raysim.codecs.message import CodecTable, Entry
 from raysim.notation import Notation
@@ -246,7 +246,7 @@ def share_indices(forward: Compressor, backward: Compressor, where: str = "") ->
         raise ValueError(
             f"`shared_indices` needs a forward TopK, alone or under ErrorFeedback, but got {forward!r}{where}."
         )
-    if isinstance(forward.codec, RandomK) and forward.codec.unbiased:
+    if forward.codec.scales:
         raise ValueError(
             f"`unbiased` must be left out with `shared_indices`, which sends gradients without its factor, but got {forward!r}{where}."
         )

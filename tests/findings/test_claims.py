@@ -537,7 +537,7 @@ def test_a_diverged_run_counts_as_untrained(tmp_path):
     assert results.problems[0] == "The run 2-s0 diverged, and counts as untrained: accuracy 0."
     losses = next(one for one in findings(results, quality="loss") if one.claim.name == "ten-per-cent")
     (harm,) = (one for one in losses.comparisons if one.part == "less than 10 % does severe harm")
-    assert harm.effect == pytest.approx(100 * (2.0 / 0.6 - 1))
+    assert harm.effect == pytest.approx(100 * (2.3 / 0.6 - 1))  # by chance, which is more than the first step's
 
 
 @pytest.mark.slow
