@@ -371,7 +371,10 @@ class DecisionState(BaseModel):
 
 
 def evaluated(plan: Plan) -> int:
-    """Return the test samples of an evaluation: by the loss half as many as a training reads, so that it takes a third of its time."""
+    """Return the number of test samples of an evaluation in a race.
+
+    All of them, unless settings are judged by the loss: then half as many as a training reads, which takes a third of its time.
+    """
     config = plan.config
     if config.evaluate_samples or plan.task.measures[0].name != "loss":
         return plan.num_test_samples

@@ -196,7 +196,7 @@ def _replicas(run: RunConfig) -> Iterator[str]:
         )
     for option in ("nesterov", "dampening"):
         if keeping is not None and (value := run.optimizer.options.get(option)):
-            yield f"`optimizer.{option}` must be left out with {keeping!r}, whose momentum has none, but got {value}."
+            yield f"`optimizer.{option}` must be left out with {keeping!r}, which keeps its own momentum, but got {value}."
 
 
 def _tied(run: RunConfig) -> Iterator[str]:

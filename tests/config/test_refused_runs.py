@@ -22,7 +22,7 @@ REFUSED: dict[str, dict[str, Any]] = {
         "optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.9, "clip_norm": 0.5},
     },
     **{
-        f"`optimizer.{option}` must be left out with DGC(0.1), whose momentum has none, but got {value}.": {
+        f"`optimizer.{option}` must be left out with DGC(0.1), which keeps its own momentum, but got {value}.": {
             "num_replicas": 2,
             "replica_gradient": "DGC(0.1)",
             "optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.9, option: value},

@@ -232,7 +232,7 @@ def test_race_of_a_decision_is_priced_on_its_device_on_any_machine(tmp_path, buc
 
 
 def test_evaluations_of_a_race_by_the_loss_take_a_third_of_its_training_at_most():
-    """Where both are forwards of samples, a training's step is three of them, and an evaluation has two modes; never below 128."""
+    """A training takes three forwards of each sample, and an evaluation two, one for each mode; it has at least 128 samples."""
     text = {
         "data": {"name": "topics", "length": 16},
         "model": {"name": "gpt", "width": 8, "num_heads": 1},
