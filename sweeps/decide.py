@@ -139,11 +139,11 @@ class DecisionState(BaseModel):
         for setting in question.tried:
             check_parts(setting, config.stages, config.num_replicas)
         store = Store.checked(out)
-        if resume:
+        if resume and not store.is_unbegun():
             if not store.fetch_file(FILE):
                 raise ConfigError(f"Nothing to resume: there is no decision in {store.out}.")
             return cls._read(question, store)
-        if not store.is_empty():
+        if not (store.is_empty() or store.is_unbegun()):
             raise ConfigError(
                 f"The folder {store.out} is not empty. Give another `--out`, or `--resume` the decision in it."
             )

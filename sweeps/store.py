@@ -15,10 +15,11 @@ from pathlib import Path
 from pyarrow import fs
 
 from raysim.config import ConfigError
-from raysim.storage.files import LOCK, FolderLock, check_inside, os_sentence, private_folder, write_whole
+from raysim.storage.files import LOCK, FolderLock, check_inside, os_sentence, private_folder, sync_folder, write_whole
 from raysim.storage.places import Place, PlaceError, check_answers, in_bucket, list_bucket, local_path
 from raysim.training.checkpoint import checkpoints
 
+FIRST, DRAFTS = {LOCK, "space.py", "profile.json"}, (".study.toml.", ".decision.json.")
 FOLDERS = ("trials", "confirm", "tensorboard", "tune", "screen", "race")  # in a study's folder, or a decision's
 MAKES_FOLDERS = ("hdfs",)  # file systems with real folders; buckets have only keys
 DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE}
@@ -131,6 +132,7 @@ class Store:
         lock = FolderLock(self.local)
         try:
             lock.acquire()
+            sync_folder(self.local)  # so that the first files are never there without it
             for name in FOLDERS:
                 self.inside(name)
         except BlockingIOError:
@@ -162,12 +164,11 @@ class Store:
         return not self.local.is_dir() or not any(self.local.iterdir())
 
     def is_unbegun(self) -> bool:
-        """Return whether the folder holds only the first files of a sweep killed at its start."""
+        """Return whether the folder holds only the first files of a sweep or decision killed at its start."""
         if self.remote or not self.local.is_dir():
             return False
         names = {path.name for path in self.local.iterdir()}
-        drafts = {name for name in names if name.startswith(".study.toml.")}
-        return LOCK in names and names - drafts <= {LOCK, "space.py", "profile.json"}
+        return LOCK in names and {name for name in names if not name.startswith(DRAFTS)} <= FIRST
 
     def _send_file(self, name: str) -> None:
         stat = (self.local / name).stat()

@@ -5,7 +5,10 @@ import signal
 import pytest
 from studies import write_study
 
+from raysim.network.presets import parse_network
+from raysim.sweeps.decide import DecisionState, Question
 from raysim.sweeps.runner import Sweep
+from raysim.sweeps.store import Store
 from raysim.sweeps.study_file import read_study
 
 
@@ -18,6 +21,25 @@ def test_a_folder_killed_in_its_first_moments_is_taken_over(tmp_path, left):
     study = read_study(write_study(tmp_path))
     for resume in (False, True):
         assert not Sweep(study, out=out, resume=resume).begun
+
+
+@pytest.mark.parametrize("left", [[".lock"], [".lock", ".decision.json.17"]])
+def test_so_is_the_folder_of_a_decision(tmp_path, left):
+    for name in left:
+        (tmp_path / name).touch()
+    keys = {"name": "small", "data": "digits", "model": "mlp", "num_stages": 3, "num_microbatches": 2, "batch_size": 16}
+    question = Question({**keys, "steps": 4}, parse_network("1mbps"))
+    for resume in (False, True):
+        assert DecisionState.begin(question, str(tmp_path), resume=resume).ended == ""
+
+
+def test_a_sweep_writes_nothing_before_its_lock_is_on_disk(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(
+        "raysim.sweeps.store.sync_folder", lambda folder: synced.append([path.name for path in folder.iterdir()])
+    )
+    with Store(tmp_path / "out").locked():
+        assert synced == [[".lock"]]
 
 
 def test_signals_before_start_give_one_sentence(tmp_path, monkeypatch):
