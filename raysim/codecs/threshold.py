@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from statistics import NormalDist
 from typing import ClassVar
 
 import numpy as np
@@ -85,7 +84,7 @@ class EstimatedTopK(Counted):
     The largest value is kept if none passes. `policy` names the estimate, for a = |x| and a target of k values of the whole tensor:
     "sampled"      DGC (Lin et al. 2018, 1712.01887): a quantile of a random 1 % (at least 4,096 values), corrected to 0.8 k to 1.3 k
     "bisect"       RedSync (Fang et al. 2019, 1808.04357): bisection between mean and maximum, at most 20 probes, until k to 2k pass
-    "gaussian"     GaussianK (Shi et al. 2019, 1911.08772): the quantile of a normal with the tensor's deviation; three corrections
+    "gaussian"     GaussianK (Shi et al. 2019, 1911.08772): a normal's quantile, of the tensor's mean and deviation; three corrections
     "exponential"  SIDCo (M Abdelmoniem et al. 2021, 2101.10761), one stage: -mean(a) ln(density)
 
     >>> EstimatedTopK(0.25, "exponential").encode(torch.tensor([1.0, -2.0, 9.0, 0.0])).decode()
@@ -158,14 +157,26 @@ class EstimatedTopK(Counted):
 
     def _gaussian(self, x: torch.Tensor, wanted: int, key: Key) -> tuple[float, int]:
         mean = min(abs(total(x, "sum")) / len(x), 1e150)  # whose square is finite
-        deviation = math.sqrt(max(0.0, total(x, "squares") / len(x) - mean**2))
-        tau = deviation * NormalDist().inv_cdf(1 - min(self.density, 1 - 1e-9) / 2)
+        variance = total(x, "squares") / len(x) - mean**2
+        tau = _quantile_of_magnitudes(self.density, mean, math.sqrt(min(max(variance, 5e-324), 1e300)))
         for _ in range(3):
             passing = count_at_least(x, tau)
             if 2 * wanted / 3 <= passing <= 4 * wanted / 3:
                 break
-            tau *= 0.5 if passing < wanted else 1.5
+            tau += abs(tau - mean) * (-0.5 if passing < wanted else 0.5)
         return tau, len(x)
 
     def _exponential(self, x: torch.Tensor, wanted: int, key: Key) -> tuple[float, int]:
         return -total(x, "magnitudes") / len(x) * math.log(self.density), len(x)
+
+
+def _quantile_of_magnitudes(share: float, mean: float, deviation: float) -> float:
+    """Return the threshold that the share `share` of a normal's magnitudes reaches; `deviation` is above zero."""
+    low, high, unit = 0.0, mean + 40 * deviation, deviation * math.sqrt(2)
+    for _ in range(64):
+        tau = (low + high) / 2
+        if math.erfc((tau - mean) / unit) + math.erfc((tau + mean) / unit) > 2 * share:
+            low = tau
+        else:
+            high = tau
+    return low
