@@ -105,12 +105,15 @@ class Objective:
         return base if base.isidentifier() and mode in ("on", "off") else None
 
     @property
+    def measure(self) -> Measure | None:
+        """The measure of the last evaluation, with compression on or off; None for other objectives."""
+        base = self._evaluated
+        return None if base is None else MEASURES.get(base) or Measure(base, higher=not self.minimize)
+
+    @property
     def quality(self) -> Measure | None:
         """The measure of quality with compression on, by which settings are compared with dense; None for other objectives."""
-        base = self._evaluated
-        if base is None or self.name.endswith("_off"):
-            return None
-        return MEASURES.get(base) or Measure(base, higher=not self.minimize)
+        return None if self.name.endswith("_off") else self.measure
 
     @property
     def evaluates(self) -> bool:
@@ -222,9 +225,10 @@ def _price(objective: Objective, replays: Sequence[tuple[Replay, Replay | None]]
 
 @dataclass(frozen=True)
 class Constraint:
-    """A bound on an objective: `at_most` or `at_least` a number, or `within` a share of a baseline's (`of`).
+    """A bound on an objective: `at_most` or `at_least` a number, or `within` hundredths of a baseline's (`of`).
 
-    `within = 0.01, of = "dense"`: at most 1 % worse than the trial named dense.
+    `within = 0.01, of = "dense"`: worse than the trial named dense by at most one point of an accuracy, or 1 % of another objective:
+    the units of harm, see `raysim.quality.Measure`.
     """
 
     objective: str
@@ -264,7 +268,7 @@ class Constraint:
         if self.within is None:
             return figure - self._bound if self.at_most is not None else self._bound - figure
         assert reference is not None
-        slack = self.within * abs(reference)
+        slack = self.within * (1.0 if objective.measure is not None and objective.measure.points else abs(reference))
         return figure - reference - slack if objective.minimize else reference - slack - figure
 
 

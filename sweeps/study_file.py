@@ -78,7 +78,7 @@ class StudyKeys(BaseModel):
     objectives: list[InstanceOf[Objective]] = Field(min_length=1)
     """Names, such as step_s@1gbps or step_s@1gbps/nccl, or tables of name, direction, target and mode."""
     constraints: list[InstanceOf[Constraint]] = []
-    """Tables of objective and at_most, at_least, or within and of."""
+    """Tables of objective and at_most, at_least, or within and of: within = 0.01 is one point of an accuracy, 1 % of a loss."""
     baselines: list[InstanceOf[Baseline]] = []
     """Tables of name and `params` of the space, or `set` of keys: run first."""
     space: dict[str, Any] | str | None = None

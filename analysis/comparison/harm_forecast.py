@@ -68,13 +68,14 @@ def training_harm(measure: Measure, losses: ArrayLike, dense: ArrayLike, chances
     """Return how much worse a run trains than dense at the same steps, in the unit of harm of `measure`.
 
     `losses` and `dense` are training losses of the same steps and batches. A measure in points is assumed to fall linearly from
-    perfection to chance as the loss rises from 0 to that by chance (`chances`, by measure), for all classifiers. A
+    perfection to chance as the loss rises from 0 to that by chance (`chances`, by measure), for all classifiers, and no further. A
     perplexity is the exponential of the loss; every other measure is compared like the loss, in per cent.
     """
     own, reference = float(np.mean(np.asarray(losses))), float(np.mean(np.asarray(dense)))
     if measure.points and chances.get("loss", 0.0) > 0:
         chance = chances.get(measure.name, 0.0)
         perfect = 1.0 if measure.higher else 0.0
+        own, reference = (min(loss, chances["loss"]) for loss in (own, reference))
         return 100 * abs(perfect - chance) / chances["loss"] * (own - reference)
     if measure.name == "perplexity":
         return 100 * math.expm1(own - reference)

@@ -21,6 +21,7 @@ from raysim.forecast.shapes import UNNAMED, ModelShape
 from raysim.forecast.structure import RecipeModel
 from raysim.network.topology import Network
 from raysim.notation import InputError
+from raysim.quality import MEASURES, Measure
 from raysim.storage.files import output_file
 from raysim.units import format_seconds
 
@@ -91,19 +92,19 @@ def _keys(advice: Advice, path: Path, base: _Base, settings: Sequence[Setting]) 
     changed = [{key: value for key, value in setting._asdict().items() if value != SAME} for setting in settings]
     variants = {" / ".join(changes.values()): changes for changes in changed}
     dense = {"forward": SAME, "backward": SAME}
-    beside = beside_dense("loss_on", 0.01, [network], advice.job.transport.name, dense, variants)
+    beside = beside_dense(MEASURES["loss"], [network], advice.job.transport.name, dense, variants)
     return {"name": stem, "base": base.source, "set": base.changes, **beside}
 
 
 def beside_dense(
-    objective: str,
-    within: float,
+    measure: Measure,
     networks: Sequence[Network],
     transport: str,
     dense: Mapping[str, str],
     variants: Mapping[str, Mapping[str, str]],
 ) -> dict[str, Any]:
-    """Return the keys of a study that compares settings with dense, without those of its base run; `within`: the tolerated share."""
+    """Return the keys of a study that compares settings with dense, without those of its base run, by a measure and its margin."""
+    objective = f"{measure.name}_on"
     return {
         "seeds": list(range(SEEDS)),
         "sampler": "grid",
@@ -113,7 +114,7 @@ def beside_dense(
             "wire_bytes",
             *(f"step_s@{network.name or repr(network)}/{transport}" for network in networks),
         ],
-        "constraints": [{"objective": objective, "within": within, "of": "dense"}],
+        "constraints": [{"objective": objective, "within": measure.margin / 100, "of": "dense"}],
         "baselines": [{"name": "dense", "set": dense}],
         "space": {"variants": variants},
     }

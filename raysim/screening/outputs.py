@@ -172,7 +172,7 @@ def study_of(
     measure = plan.task.measures[0]
     own = {key: _absolute(key, value) for key, value in base.items() if key != "name"}
     dense, variants = _keys(Setting(), plan), {words(setting): _keys(setting, plan) for setting in settings}
-    study = beside_dense(f"{measure.name}_on", measure.margin / 100, networks, transport, dense, variants)
+    study = beside_dense(measure, networks, transport, dense, variants)
     if measure.name not in MEASURES:
         direction = "maximize" if measure.higher else "minimize"
         study["objectives"][0] = {"name": f"{measure.name}_on", "direction": direction}

@@ -21,7 +21,15 @@ CURVE = 0.3 + 2.0 * np.exp(-np.arange(STEPS) / 300)
 
 def test_a_classifier_at_chance_has_lost_all_its_points():
     assert training_harm(ACCURACY, [np.log(10)], [0.0], CHANCES) == pytest.approx(90.0)
+    assert training_harm(ACCURACY, [1e6], [0.0], CHANCES) == pytest.approx(90.0)
     assert training_harm(LOSS, [1.5, 1.5], [1.0, 1.0], CHANCES) == pytest.approx(50.0)
+
+
+def test_one_seed_far_beyond_chance_leaves_a_setting_surely_harmful():
+    runs = [np.full(STEPS, loss) for loss in (4.0, 400.0)]
+    seen = observe(ACCURACY, runs, [CURVE] * 2, STEPS // 2, CHANCES)
+    race = Race(3, ACCURACY.margin, 1)
+    assert [left.kind for left in race.exits({"far": Evidence(1.0, (seen,))}).values()] == ["harmful"]
 
 
 @pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURES)

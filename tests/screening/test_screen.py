@@ -350,6 +350,7 @@ def test_a_study_judges_settings_as_the_screened_run_does(tmp_path, metric):
     study = read_study(file)
     assert study.objectives[0].quality == plan.task.measures[0]
     assert study.constraints[0].objective == study.objectives[0].name
+    assert 100 * study.constraints[0].within == study.objectives[0].measure.margin
 
 
 def test_screen_study_has_promising_settings_and_trains(written):

@@ -8,7 +8,7 @@ from raysim.cli import app
 from raysim.config import ConfigError
 from raysim.network.profile import Profile
 from raysim.quality import MEASURES
-from raysim.sweeps.objectives import Objective
+from raysim.sweeps.objectives import Constraint, Objective
 from raysim.sweeps.study import Study
 from raysim.sweeps.study_file import read_study, study_names
 
@@ -267,6 +267,17 @@ def test_every_measure_is_an_objective_with_its_own_direction():
     with pytest.raises(ConfigError, match=r"Unknown objective `dice_on`\. Known: loss_on, .* needs a `direction`"):
         Objective("dice_on")
     assert Objective("time_to_target_s@1gbps", target="r2=0.5").target == "r2=0.5"
+
+
+@pytest.mark.parametrize("name", MEASURES)
+@pytest.mark.parametrize("mode", ["on", "off"])
+@pytest.mark.parametrize("dense", [0.25, 0.5])
+def test_a_constraint_within_a_margin_is_the_margin_of_verdicts(name, mode, dense):
+    measure, objective = MEASURES[name], Objective(f"{name}_{mode}")
+    constraint = Constraint(objective.name, within=measure.margin / 100, of="dense")
+    for harm in (-1.0, 0.0, 0.9 * measure.margin, 1.1 * measure.margin):
+        holds = constraint.value(objective, measure.harmed(dense, harm), dense) <= 0
+        assert holds == (harm <= measure.margin)
 
 
 def test_tables_by_tensor_are_drawn_by_key_or_as_a_text(tmp_path):
