@@ -1,4 +1,4 @@
-"""A console for texts that others may have written: shown as they are, with what controls a terminal replaced."""
+"""A console for untrusted texts: printed literally, with control characters replaced."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from raysim.notation import printable
 
 
 class PlainConsole(Console):
-    """A console without markup, emoji codes and highlights, whose texts and cells of tables control no terminal.
-
-    `width`: for a file or a pipe.
-    """
+    """A console without markup, emoji codes, highlights and control characters; `width` applies to a file or a pipe."""
 
     def __init__(self, width: int | None = None, **options: Any) -> None:
         super().__init__(markup=False, emoji=False, highlight=False, **options)
@@ -27,5 +24,5 @@ class PlainConsole(Console):
         return super().status(Text(printable(status)) if isinstance(status, str) else status, **options)
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """Return a text to be shown, without markup whatever the options."""
+        """Render a text without markup, whatever the options."""
         return super().render_str(printable(text), **{**options, "markup": False, "emoji": False})

@@ -1,11 +1,10 @@
-"""Harm at another size of a model, by laws through its harm at several sizes.
+"""Predict a setting's harm at another model size, by laws fitted to its harm at several sizes.
 
-Two laws are averaged, weighted by how well they fit: harm goes with a power of the size, with one exponent for all settings of
-a method, or it does not depend on size. The first has several forms: harm falls to zero, or to a floor, or its sign changes, as
+Two laws are averaged, weighted by how well they fit: harm is a power of the size, with one exponent for all settings of a
+method, or it does not depend on size. The first has several forms: harm falls to zero, or to a floor, or its sign changes, as
 when losses are powers of the size themselves (Charles et al. 2025, 2503.09799). A setting may drift from its law: by a random
-walk in the logarithm of the size, and by scatter at each size. All of this is integrated, over cells of the exponents, halved
-where the runs put them, and over a grid of drifts, so that intervals hold the uncertainty of the seeds, of the law and of
-the distance.
+walk in the logarithm of the size, and by scatter at each size. Intervals integrate over the exponents, in cells halved as long
+as one is too likely, and over a grid of drifts. So they include the uncertainty of the seeds, the law and the distance.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ class Interval(NamedTuple):
 
 
 class Carried(NamedTuple):
-    """The harm of a setting at another size: by both laws, averaged, and by each alone."""
+    """The harm of a setting at another size: the average of both laws, and each law alone."""
 
     both: Interval
     power: Interval
@@ -156,14 +155,14 @@ class Laws:
         return Carried(both, curved, constant, exponent, float(self._weights[:, ~flat].sum()))
 
     def chance_below(self, i: int, point: Array, harm: float, error: float) -> float:
-        """Return the predicted chance that setting `i` is measured, with a standard error, below a harm at a point."""
+        """Return the chance that a measurement of setting `i` at a point, with standard error `error`, is below `harm`."""
         mean, variance = self._moments(i, point)
         return float((self._weights * special.ndtr((harm - mean) / np.sqrt(variance + error**2))).sum())
 
 
 @dataclass(frozen=True, eq=False)
 class _Curves:
-    """Laws: harm over that of the origin, each for a cell of exponents."""
+    """Candidate laws, one for each form and cell of exponents: harm divided by the harm at the origin."""
 
     forms: Array
     floors: Array
@@ -174,14 +173,14 @@ class _Curves:
     prior: Array
 
     def at(self, points: Array) -> Array:
-        """Return (laws, points): the harm of each law at logarithms from the origin."""
+        """Return the harm of each law at `points`, logarithms relative to the origin: shape (laws, points)."""
         size, floors = points[:, 0], self.floors[:, None]
         slopes = self.exponents[:, :1] * size
         curve = np.where(self.forms[:, None] == "losses", 1 - slopes, floors + (1 - floors) * np.exp(-slopes))
         return np.asarray(curve * np.exp(-self.exponents[:, 1:] @ points[:, 1:].T))
 
     def refined(self, kept: Array, halved: Array) -> _Curves:
-        """Return the laws that are kept, with some cells halved along each exponent."""
+        """Return the kept laws, with some cells halved along each exponent."""
         cells = [self._rows(kept & ~halved)]
         for signs in product((-1, 1), repeat=self.exponents.shape[1]):
             half = self._rows(halved)
@@ -269,7 +268,7 @@ class HeldOut(NamedTuple):
 def held_out(settings: Sequence[Series], margin: float, quantity: int = 0) -> Iterator[HeldOut]:
     """Yield held-out predictions: each harm from smaller values of a quantity.
 
-    From three of them, from four, and so on; if there are three in all, from two.
+    Predictions use the three smallest values, then four, and so on; if there are only three values, the two smallest.
     """
     values = np.unique(np.concatenate([each.points[:, quantity] for each in settings]))
     for end in values[min(FEWEST, len(values) - 1) - 1 : -1]:

@@ -81,9 +81,9 @@ def nested(values: Any) -> Any:
 
 
 def choose(candidates: Sequence[Candidate], *, by_loss: bool, kept: Sequence[Setting] = ()) -> None:
-    """Rule out screened candidates that are beaten by another one in both speed and harm, and those beyond `MOST`.
+    """Rule out screened candidates that another one beats in both speed and harm, and candidates beyond `MOST`.
 
-    Harm at once is the error of the gradient, and the loss too of a model that knows something (`by_loss`). Settings of `kept` stay.
+    Harm is the error of the gradient, and with `by_loss` (the model is well below chance) also the loss. Settings in `kept` stay.
     """
     rivals = [each for each in candidates if each.open and each.error is not None and each.speedup is not None]
     front: list[Candidate] = []
@@ -105,7 +105,7 @@ def choose(candidates: Sequence[Candidate], *, by_loss: bool, kept: Sequence[Set
 
 
 def by_promise(candidates: Sequence[Candidate], dense_loss: float) -> list[Candidate]:
-    """Sort candidates by their price, fastest first, those with a loss at once beyond the margin last."""
+    """Sort candidates by price, fastest first; those whose screened loss is beyond the margin come last."""
     loss = MEASURES["loss"]
 
     def key(each: Candidate) -> tuple[bool, float]:

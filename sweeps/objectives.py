@@ -27,7 +27,7 @@ KNOWN = (*(f"{name}_on" for name in MEASURES), "wire_bytes", *(f"{name}@NETWORK"
 
 
 class Pricing(TypedDict):
-    """Compute in prices, as replays take it: a clock of the recorded seconds, or a profile."""
+    """The compute seconds behind prices, as arguments of `replay`: a clock of the recording, or a profile."""
 
     compute: str
     profile: Profile | None

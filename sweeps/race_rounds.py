@@ -313,7 +313,7 @@ class RaceRounds:
         return exits
 
     def _look_at_dense(self) -> None:
-        """Ask whether dense is near chance, as the rule does, once all planned seeds are known and enough for the question."""
+        """Check by the rule whether dense is near chance, once all planned seeds are known and are enough for a verdict."""
         skills = [self._dense_skills[seed] for seed in self.all_seeds[: self.race.plan] if seed in self._dense_skills]
         known = len(skills) == self.race.plan >= MIN_SEEDS
         self.race = replace(self.race, at_chance=known and at_chance(skills))

@@ -1,4 +1,4 @@
-"""Harm of settings at another size of the model, by laws through the sizes of a study."""
+"""Extrapolate the harm of settings to another model size, by laws fitted to the sizes of a study."""
 
 from __future__ import annotations
 

@@ -95,8 +95,8 @@ def settings(
 def is_promising(judged: Mapping[str, Any]) -> bool:
     """Return whether a setting, given by its row of `settings`, is worth more seeds: it is more likely safe than not.
 
-    It is undecided beside dense runs that learned, and its mean harm is within the margin. With two seeds or more its `chance` is
-    then at least a half.
+    It is undecided, its dense runs learned, and its mean harm is within the margin. With two seeds or more its `chance` is then
+    at least a half.
     """
     open_still = judged.get("verdict") == "undecided" and judged.get("lacking") != AT_CHANCE
     return bool(open_still and judged["harm"] <= judged["within"])
@@ -190,7 +190,7 @@ def _spread(sample: PairedSample, prior: Prior, margin: float) -> dict[str, floa
 def price_of_pairs(
     results: Results, pairs: Sequence[tuple[str, str]], network: Network, options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the price of a setting as in `settings`, over its runs, each paired with its dense run; `options`: for `replay`."""
+    """Return the price of a setting as in `settings`, over its runs, each paired with its dense run; `options` are for `replay`."""
     evens, steps, speedups = [], [], []
     for pair in pairs:
         try:

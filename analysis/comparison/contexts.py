@@ -87,7 +87,7 @@ class ComparedRuns:
     ) -> PairedSample:
         """Return the harms by seed behind a verdict; there is none if the dense runs may have learned nothing.
 
-        `end`: the context of the dense runs in question, if it is another.
+        `end`: the context of the dense runs in question, if it differs.
         """
         chosen = self.sample(harms, setting, Setting())
         if len(chosen.seeds) < MIN_SEEDS or (end or self).learned(Setting(), chosen.seeds, alpha=alpha):
@@ -222,7 +222,7 @@ def _begun(results: Results, runs: pd.DataFrame) -> frozenset[Setting]:
 
 
 def _fewest(evals: pd.DataFrame, column: str) -> dict[str, int]:
-    """Return the least number of predictions, or of samples judged as a whole, in each run's evaluations."""
+    """Return the minimum number of predictions, or of samples judged as a whole, in each run's evaluations."""
     fewest = evals[["run", column]].dropna().groupby("run", observed=True)[column].min()
     return {str(run): int(count) for run, count in fewest.items()}
 

@@ -75,7 +75,7 @@ class Studentised(NamedTuple):
     """Factor of an upper bound's distance from the mean, for differences skewed upwards."""
 
     def p_value(self, threshold: Number, side: Side) -> Array:
-        """Return the least error level at which the bound lies beyond the threshold on that side."""
+        """Return the smallest error level at which the bound lies beyond the threshold on that side."""
         distance = self.mean - threshold if side == "above" else threshold - self.mean
         wider = self.above if side == "above" else self.below
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -136,14 +136,14 @@ def bounds(differences: Sequence[float], confidence: float = 0.95, step: float =
 def p_value(
     differences: Sequence[float], threshold: float, side: Side, step: float = 0.0, prior: Prior = ALONE
 ) -> float:
-    """Return the least error level at which the bound of `bounds` lies beyond the threshold on that side; 1 for one seed."""
+    """Return the smallest error level at which the bound of `bounds` lies beyond the threshold on that side; 1 for one seed."""
     if len(differences) < 2:
         return 1.0
     return float(studentise(differences, step, prior).p_value(threshold, side))
 
 
 def wider(seeds: int, freedom: float = 0.0) -> float:
-    """Return the expected factor by which skewness raises upper bounds of symmetric differences, with a prior's `freedom`."""
+    """Return how much the skewness correction widens upper bounds if `seeds` differences are symmetric; `freedom` is the prior's."""
     weight = (seeds - 1) / (seeds - 1 + freedom)
     return 1 + ASSUMED * SKEWNESS / (ASSUMED + (seeds if seeds > 2 else 0)) * weight**2 / math.sqrt(seeds)
 

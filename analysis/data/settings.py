@@ -22,7 +22,7 @@ themselves compared: each run is priced with its own."""
 
 
 def compared_keys(keys: Iterable[str], *, besides: Container[str] = ()) -> list[str]:
-    """Return the keys in which compared runs are equal: not those of compression, of a `NO_SETTING`, the seed, and those `besides`."""
+    """Return the keys that compared runs share: all except compression, `NO_SETTING`, the seed, and `besides`."""
     return [key for key in keys if key not in {*COMPRESSION, *NO_SETTING, "seed"} and key not in besides]
 
 

@@ -147,7 +147,7 @@ def _settings_table(job: JobRuns, material: Material) -> Table:
 
 
 def faster(setting: SettingRuns) -> Mapping[str, Estimate] | str:
-    """Return the speed-ups of a setting by network; a dense setting is as fast as itself."""
+    """Return the speed-ups of a setting by network; "1" for the dense setting."""
     if not setting.step_s:
         return "not priced"
     return "1" if setting.dense and setting.speedup else setting.speedup or "unknown"

@@ -74,7 +74,7 @@ def curve_blocks(job: JobRuns, material: Material) -> list[Block]:
 
 
 def _curves(job: JobRuns, frame: pd.DataFrame, column: str) -> dict[SettingRuns, pd.DataFrame]:
-    """Return the means of settings over seeds, by step; those drawn first, last."""
+    """Return the means of settings over seeds, by step; named settings come first, in reverse order."""
     owners = {run: setting.name for setting in job.settings for run in setting.runs}
     groups = frame.assign(setting=frame["run"].map(owners)).groupby(["setting", "step"])
     means = groups[["sent_bytes"]].mean().assign(value=groups[column].mean(), sd=groups[column].std())
@@ -86,7 +86,7 @@ def _curves(job: JobRuns, frame: pd.DataFrame, column: str) -> dict[SettingRuns,
 def _curve_traces(
     job: JobRuns, means: Mapping[SettingRuns, pd.DataFrame], quantity: str, material: Material
 ) -> Iterator[Any]:
-    """Yield a line for each setting with its own style, the first on top, after one of all others."""
+    """Yield one faint trace of all settings without a style of their own, then a line for each of the others."""
     chosen = looks(job)
     for network in material.networks if quantity == "time" else (None,):
         faint, named = [], []

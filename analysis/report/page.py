@@ -1,7 +1,7 @@
 """The parts of a report: sentences, tables (a frame each) and charts (a plotly figure each), in sections.
 
-A sentence or a cell may be a mapping by network, and a trace may name its network in `meta`: of these the reader sees the
-chosen network's.
+A sentence or a cell may be a mapping by network, and a trace may name its network in `meta`: the reader sees only the chosen
+network's.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Chart:
 
 @lru_cache(maxsize=64)
 def _grid(titles: Sequence[str], columns: int, heights: Sequence[int]) -> dict[str, Any]:
-    """Return plotly's layout of titled panels in rows of `columns` with these heights, which takes it long."""
+    """Return plotly's layout of titled panels in rows of `columns` with these heights, cached because plotly is slow."""
     from plotly.subplots import make_subplots
 
     spacing = 85 / sum(heights) if len(heights) > 1 else None

@@ -101,7 +101,7 @@ def _curve(job: JobRuns, material: Material) -> Chart:
 
 
 def _with_slowest(network: Network, bps: float) -> Network:
-    """Return a network whose slowest link has another bandwidth, and all others the same share of it as before."""
+    """Return a network scaled so that its slowest link has this bandwidth."""
     slowest, bandwidth = network.slowest_bps, network.bandwidth_bps
     if not isinstance(bandwidth, tuple):
         return replace(network, bandwidth_bps=bps, name="")

@@ -123,7 +123,7 @@ def _importance_panels(rows: pd.DataFrame) -> Iterator[Panel]:
 
 
 def has_branches(results: Results) -> bool:
-    """Return whether runs branch from another one at several steps; the other tables cover a single step."""
+    """Return whether runs branch from another one at several steps; a single step needs no table of branches."""
     if "parent" not in results.runs:
         return False
     starts = results.runs[results.runs["parent"].notna()].groupby("parent")["first_step"].nunique()
@@ -131,7 +131,7 @@ def has_branches(results: Results) -> bool:
 
 
 def branch_blocks(material: Material) -> list[Block]:
-    """Return a table for each dense run from which others branch: settings by point, with a sentence on where each is safe."""
+    """Return, for each dense run with branches, a sentence on where each setting is safe, and a table of settings by branch point."""
     harms, blocks = branch_harms(material.results), list[Block]()
     for i, (job, rows) in enumerate(harms.groupby("job", sort=False), start=1):
         safe = " ".join(safe_from(of_setting) for _, of_setting in rows.groupby("setting", sort=False))
@@ -141,7 +141,7 @@ def branch_blocks(material: Material) -> list[Block]:
 
 
 def branch_frame(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return rows of `branch_harms` as people read them, all texts."""
+    """Format rows of `branch_harms` as texts for display."""
     parts = [f"{first:,} to {end:,}" for first, end in zip(rows["first_step"], rows["end_step"], strict=True)]
     frame = pd.DataFrame({"setting": rows["setting"], "compressed steps": parts, "seeds": rows["seeds"].map(str)})
     for prefix, end in (("", ""), ("rest_", " to the end")):
@@ -153,7 +153,7 @@ def branch_frame(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def safe_from(rows: pd.DataFrame) -> str:
-    """Return a sentence on the step from which on a setting is safe, and where it harms most; `rows` of `branch_harms`."""
+    """Return a sentence on the step from which a setting is safe, and where it harms most; `rows` are from `branch_harms`."""
     setting, start, planned = rows["setting"].iloc[0], rows["safe_from"].iloc[0], int(rows["planned_steps"].iloc[0])
     harmed = rows[rows["harm"] > 0].sort_values("harm")
     where = ""

@@ -1,4 +1,4 @@
-"""Numbers for a person to read, and the verdict on a job: the same in the report, in a terminal and in findings."""
+"""Format numbers, and the verdict on a job, in the same way for the report, the terminal and findings."""
 
 from __future__ import annotations
 
@@ -344,7 +344,7 @@ def _facts(job: JobRuns, setting: SettingRuns, network: str) -> str:
 
 
 def _money(job: JobRuns, setting: SettingRuns, network: str) -> str:
-    """Return the expected step and money of a setting beside dense, with a space after it; empty without costs."""
+    """Return the expected step and money of a setting and of dense, with a space after it; empty without costs."""
     expected, dense = job.expected.get((network, setting.name)), job.dense
     if job.costs is None or expected is None:
         return ""

@@ -73,14 +73,14 @@ def to_html(page: Page) -> str:
 
 
 def _prose(text: str) -> Markup:
-    """Return text as HTML, `code` set as such."""
+    """Return text as HTML, with text in backticks as code."""
     from markupsafe import Markup
 
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", html.escape(text)))
 
 
 def _changing(chosen: str, value: Any, write: Callable[[Any], Any] = _prose) -> Markup:
-    """Return a value as HTML; of values by network all, and all but the chosen network's hidden."""
+    """Return a value as HTML; values by network are all included, and hidden except for the chosen network's."""
     from markupsafe import Markup, escape
 
     if not isinstance(value, Mapping) or not value:

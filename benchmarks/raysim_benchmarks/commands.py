@@ -146,7 +146,7 @@ def bench_backward(
     pairs: Annotated[int, typer.Option(min=1, help="Alternating pairs of backwards.")] = 51,
     json_file: JsonFile = None,
 ) -> None:
-    """A backward in two parts, as zero-bubble schedules run it, beside one backward."""
+    """Compare a backward in two parts, as in zero-bubble schedules, with a single backward."""
     with measuring(json_file) as write:
         from raysim_benchmarks.bench.backward import bench_backward as measure
 
@@ -160,7 +160,7 @@ def bench_plain(
     threads: Annotated[int, typer.Option(min=1, help="CPU threads, of both.")] = 1,
     json_file: JsonFile = None,
 ) -> None:
-    """ResNet-18 in one process: the inline engine beside a loop in plain torch with compression at the same cuts."""
+    """Compare ResNet-18 in one process under the inline engine and in a plain torch loop with compression at the same cuts."""
     with measuring(json_file) as write:
         from raysim_benchmarks.bench.plain import bench_plain as measure
 
@@ -172,7 +172,7 @@ def bench_adapter(
     pairs: Annotated[int, typer.Option(min=1, help="Alternating pairs of passes.")] = 51,
     json_file: JsonFile = None,
 ) -> None:
-    """Models of transformers as the layers that raysim cuts, beside the models themselves, in turn."""
+    """Compare models of transformers with raysim's layers of them, in turn."""
     with measuring(json_file) as write:
         from raysim.workloads.options import import_hub
 
@@ -271,7 +271,7 @@ def bench_codecs(
     device: Device = "cpu",
     json_file: JsonFile = None,
 ) -> None:
-    """Measure codecs: seconds beside one copy of the tensor, bytes saved, and the error."""
+    """Measure codecs: seconds relative to one copy of the tensor, bytes saved, and the error."""
     with measuring(json_file) as write:
         _check_device(device)
         from raysim.cli.terminal import console
@@ -313,7 +313,7 @@ def bench_overlap(
     device: Device = "cuda",
     json_file: JsonFile = None,
 ) -> None:
-    """Encode and decode beside matrix products on a GPU: the share of a codec's time that they hide."""
+    """Encode and decode during matrix products on a GPU: the share of a codec's time that the products hide."""
     with measuring(json_file) as write:
         _check_device(device)
         from raysim.cli.terminal import console
@@ -330,7 +330,7 @@ def bench_passes(
     codecs: Annotated[list[str] | None, typer.Argument(help="Codecs, such as TopK(0.1).")] = None,
     json_file: JsonFile = None,
 ) -> None:
-    """Passes over memory of codecs on a GPU, counted without one: the bytes moved per byte of the tensor, and the least."""
+    """Count the bytes that GPU codecs move per byte of the tensor, and the minimum; needs no GPU."""
     with measuring(json_file) as write:
         os.environ["TRITON_INTERPRET"] = "1"  # read when Triton is imported
         from raysim.cli.terminal import console

@@ -74,7 +74,7 @@ class _Replay:
         return chances_of(Run(self.results.path(self.context.rows["run"].iloc[0])).row)
 
     def rows(self, full: Mapping[str, Mapping[Any, Any]]) -> list[dict[str, Any]]:
-        """Return the rows of the settings and of dense, beside the verdicts by all seeds."""
+        """Return the rows of the settings and of dense, with the verdicts by all seeds."""
         step = 0.0 if math.isnan(self.context.step) else self.context.step
         race = Race(len(self.seeds), self.context.margin, len(self.settings), self.first, step=step)
         evidence = {name: Evidence(self._step_s(runs)) for name, runs in self.settings.items()}

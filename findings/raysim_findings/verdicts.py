@@ -158,7 +158,7 @@ def _moved(sample: PairedSample, by: float) -> PairedSample:
 
 
 def _mean_reach(reaches: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """Return the mean reach below and above; zero for none."""
+    """Return the mean distances below and above the estimate; zero without any."""
     low, high = (sum(ends) / len(reaches) for ends in zip(*reaches, strict=True)) if reaches else (0.0, 0.0)
     return low, high
 

@@ -108,7 +108,7 @@ def decide(
 
 
 def _prepare(decision: DecisionState, network: Network) -> None:
-    """Price and screen what an earlier session has not; show what is left."""
+    """Do the pricing and screening left by earlier sessions; show the remaining candidates."""
     from raysim.sweeps.conclusion import stay_priced, stay_screened
 
     say = partial(echo, err=True)
@@ -127,7 +127,7 @@ def _prepare(decision: DecisionState, network: Network) -> None:
 
 
 def _race(decision: DecisionState, budget: Any, again: str, ending: Interruption, *, address: str | None) -> None:
-    """Race the candidates left, and conclude."""
+    """Race the remaining candidates, and conclude."""
     from raysim.engine.connection import listen_on_loopback
     from raysim.limits import release_memory
     from raysim.plugins import trusting

@@ -116,7 +116,7 @@ def fail(sentence: str, code: int) -> NoReturn:
 
 
 def leave(loss: str, again: str, ending: Interruption) -> NoReturn:
-    """End the process with one sentence after Ray's servers are lost; for any thread, since the main thread waits in Ray."""
+    """End the process with one sentence after Ray's servers are lost; callable from any thread, as the main one waits in Ray."""
     from raysim.engine.watch import end_process
 
     ending.notice()

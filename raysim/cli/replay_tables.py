@@ -73,7 +73,7 @@ def _records(frame: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def traffic_words(replay: Replay) -> str:
-    """Return the bytes of a step by kind, and how to save those of a tied embedding if these dominate."""
+    """Return the bytes of a step by kind, and advice on a tied embedding if it dominates."""
     dense, sent = (float(size.mean()) for size in (replay.dense_bytes, replay.wire_bytes))
     tied, replicas = (replay.recording.collective_bytes(kind) for kind in ("tied", "replica_gradient"))
     words = [f"Boundaries: {format_bytes(dense)} -> {format_bytes(sent)} a step."] if dense else []
@@ -156,7 +156,7 @@ def speedup_words(row: Mapping[str, Any]) -> str:
 
 
 def _paying(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the field of a priced row that says in words where it pays, if it has a break-even."""
+    """Return a priced row's break-even bandwidth in words, as a field; empty without one."""
     return {"pays_below": _break_even(row["break_even_bps"])} if "break_even_bps" in row else {}
 
 

@@ -186,7 +186,7 @@ def _of_gradient(each: Screened) -> dict[str, str]:
 
 
 def _shown_measures(done: Screen) -> list[str]:
-    """Return the judged measure, and those of whole answers."""
+    """Return the judged measure, and the measures of whole answers."""
     measures = done.plan.task.measures
     return [measures[0].name, *(measure.name for measure in measures if measure.whole)]
 
@@ -208,7 +208,7 @@ def _difference(done: Screen, each: Screened, name: str) -> str:
 
 
 def _beside(error: float, noise: float) -> str:
-    """Return an error and the noise of a step; an error below the noise does not matter."""
+    """Format an error against the noise of a step; an error below the noise does not matter."""
     if math.isnan(noise):
         return f"{error:.2f}"
     return f"{error:.2f} {'<' if error < noise else '>'} {noise:.2f}"

@@ -128,7 +128,7 @@ def arguments(command: str, subject: str, overrides: list[str] | None, **options
 
 
 def run_sweep(sweep: Sweep, again: str, ending: Interruption, show: Callable[[Sweep], None] | None = None) -> None:
-    """Run a sweep and its confirmation; `again` is the command that resumes it, `show` prints its result in place of the usual."""
+    """Run a sweep and its confirmation; `again` is the command that resumes it, `show` replaces the usual printer of results."""
     from raysim.analysis import AnalysisError
     from raysim.records import RecordsError
     from raysim.storage.places import PlaceError

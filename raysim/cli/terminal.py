@@ -93,7 +93,7 @@ def table_of(
 def show_shares(out: Console, steps: Sequence[Mapping[str, Any]], num_workers: int | None = None) -> None:
     """Print the parts that add up to every worker's step, and the critical path, network by network.
 
-    A step has `network`, `workers` and `critical_path_s`. `num_workers`: show the first ones, those of a replica.
+    A step has `network`, `workers` and `critical_path_s`. `num_workers`: show only the first ones, such as one replica's.
     """
     workers = [step["workers"][:num_workers] for step in steps]
     used = [name for name in PARTS if name in ALWAYS or any(row[name] for rows in workers for row in rows)]
@@ -114,7 +114,7 @@ def show_shares(out: Console, steps: Sequence[Mapping[str, Any]], num_workers: i
 
 
 def critical_words(network: str, seconds: Mapping[str, float]) -> str:
-    """Return the critical path of a step in a line; "path" and "queue" delay a packet before its wire."""
+    """Return the critical path of a step in a line; "path" and "queue" are delays of a packet before its wire."""
     total = sum(seconds.values()) or 1.0
     shares = sorted(((value / total, kind) for kind, value in seconds.items()), reverse=True)
     parts = ", ".join(f"{CRITICAL.get(kind, kind)} {share:.0%}" for share, kind in shares if share >= 0.005)
@@ -141,7 +141,7 @@ def wire_cells(rows: Sequence[Mapping[str, float]]) -> list[dict[str, str]]:
 def step_cells(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     """Return the cells of steps on networks: seconds by cause and the load of the busiest link.
 
-    An interval, first visits and exchanges of replicas have columns if rows have them, and collectives if they take time.
+    Intervals, first visits and exchanges of replicas get columns if any row has them; collectives, if they take time.
     """
     known = {name for row in rows for name, value in row.items() if value is not None}
     collects = any(row["collective_s"] for row in rows)

@@ -301,7 +301,7 @@ def _evals_table(run: Run, evals: pd.DataFrame) -> Table:
 
 
 def exchange_words(links: pd.DataFrame) -> str:
-    """Return a sentence on occasional exchanges: mean and largest bytes of one, and mean bytes of a step."""
+    """Return a sentence on occasional exchanges: their mean and largest bytes, and the mean bytes of a step."""
     sent = links[links["direction"] == "replica_gradient"].groupby("step")["wire_bytes"].sum()
     exchanges = sent[sent > 0]
     words = f"Replicas exchanged something in {len(exchanges)} of {len(sent)} steps"

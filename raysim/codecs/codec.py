@@ -182,7 +182,7 @@ class Codec(Notation, ABC):
 
     @property
     def scales(self) -> bool:
-        """True if the values that a packet selects are multiplied by a factor, so that their mean over keys is the tensor."""
+        """True if selected values are scaled, so that the mean of decoded tensors over keys is the tensor."""
         return False
 
     @property
@@ -193,7 +193,7 @@ class Codec(Notation, ABC):
 
     @property
     def whole_range(self) -> bool:
-        """True if one range or scale covers a whole tensor, so that its largest value takes levels from all others."""
+        """True if one range or scale covers a whole tensor, so that one outlier coarsens all other values."""
         return any(codec.whole_range for codec in self._inner())
 
     @property
@@ -223,7 +223,7 @@ class Codec(Notation, ABC):
         raise TypeError(f"Only codecs that select values, such as TopK, have positions, but got {self!r}.")
 
     def rehearsed(self) -> tuple[Codec, ...]:
-        """Return codecs that compress even 192 values, with all kernels of this one, used to compile them in advance."""
+        """Return codecs that run all kernels of this one on as few as 192 values, to compile them in advance."""
         return (self, *(each for codec in self._inner() for each in codec.rehearsed()))
 
     @property
@@ -238,8 +238,8 @@ class Codec(Notation, ABC):
     def encode(self, x: torch.Tensor, key: Key | None = None) -> Packet:
         """Return the packet of `x`, without modifying `x`.
 
-        Raises NonFiniteError if `x` contains NaN or infinity, or in float64 values beyond the range of float32 that the codec
-        would send in float32; and ValueError if a random codec gets no key. Every returned packet can be decoded.
+        Raises NonFiniteError if `x` contains NaN or infinity, or float64 values beyond float32's range that the codec would
+        send in float32; ValueError if a random codec gets no key. Every returned packet can be decoded.
         """
         dtype = dtype_name(x)
         self._check(tuple(x.shape), key)

@@ -88,7 +88,7 @@ def _reaches(x: torch.Tensor, floor: float) -> torch.Tensor:
 
 
 def _pattern(floor: float, dtype: torch.dtype) -> int:
-    """Return a magnitude's bit pattern, at least the smallest above zero; patterns order like the positive numbers."""
+    """Return a magnitude's bit pattern, at least 1, so that zero is excluded; patterns order like positive numbers."""
     return max(1, int(kernels.bits_of(torch.tensor([floor]).to(dtype))[0]))
 
 

@@ -140,7 +140,7 @@ class Compressor(Notation, ABC):
     def end_step(self, state: State, context: Context, facts: StepFacts) -> tuple[State, list[Decision]]:
         """Return the changes to the sender's state at the end of a step, and the decisions; `state` itself is not modified.
 
-        `context`: of the step's last message.
+        `context` is that of the step's last message.
         """
         return {}, []
 
@@ -166,11 +166,11 @@ class Compressor(Notation, ABC):
         return "Try a milder codec."
 
     def memory_values(self, message: tuple[int, ...], num_microbatches: int, num_samples: int) -> int:
-        """Return the most values in one end's memory, given the message shape and the number of samples on the link."""
+        """Return the maximum number of values in one end's memory, given the message shape and the samples on the link."""
         return 0
 
     def memory_bytes(self, message: tuple[int, ...], num_microbatches: int, num_samples: int) -> int:
-        """Return the most bytes of one end's memory: `memory_values` in its dtype."""
+        """Return the maximum bytes of one end's memory: `memory_values` in its dtype."""
         return 4 * self.memory_values(message, num_microbatches, num_samples)
 
 

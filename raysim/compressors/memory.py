@@ -29,8 +29,8 @@ class Residual(Compressor):
     only the sum over samples reaches the weights, so `key="slot"`, the published form, works. Activations belong to
     their sample. With shuffled data, `key="slot"` and `key="link"` add one sample's residual to another sample's
     activation, which acts as noise and may make training collapse. For activations use `key="sample"`, which adds the
-    residual in the next epoch and needs memory for every sample, or no feedback at all. A sample that is twice in a
-    message adds its residual to the first of its rows, and keeps the sum of what is left of both.
+    residual in the next epoch and needs memory for every sample, or no feedback at all. A sample that occurs twice in a message
+    adds its residual to its first row, and keeps the sum of both rows' new residuals.
     """
 
     adds_residual: ClassVar[bool] = True

@@ -21,7 +21,7 @@ resumed run may change it.
 
 
 def role(name: Role) -> dict[str, Any]:
-    """Return the argument of `Field` that sets a key's role; keys without one are of training."""
+    """Return the argument of `Field` that sets a key's role; keys without one belong to training."""
     return {"role": name}
 
 

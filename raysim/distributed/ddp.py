@@ -46,7 +46,7 @@ def hook(
 
     `momentum`: SGD's momentum, for methods that apply it themselves (`DGC`, `GraVAC` with `dgc_momentum`). The hook then applies it
     to all gradients, and the optimiser must have none. `steps_per_epoch` is for methods that depend on epochs, `optimizer` for those
-    that depend on its learning rate. `batch_size`: samples of a step over all replicas. `seed`: of random codecs.
+    that depend on its learning rate. `batch_size`: samples of a step over all replicas. `seed` seeds random codecs.
 
     Raises ValueError, on every rank, if the method needs more than gradients or a missing argument, or differs between
     ranks.
@@ -233,7 +233,7 @@ class Gradients:
         self._dense_bytes += exchange.account.dense_bytes
 
     def _overflowed(self, error: ReplicaError) -> bool:
-        """Return whether gradients alone hold NaN or infinity, on any rank, as before a GradScaler skips a step.
+        """Return whether only NaN or infinity in gradients made the exchange fail, as before a GradScaler skips a step.
 
         Called on every rank after an exchange has failed.
         """
@@ -305,5 +305,5 @@ def _communicate(gradients: Gradients, bucket: dist.GradBucket) -> torch.futures
 
 
 def _parameter(key: str) -> str:
-    """Return the parameter in the key of a memory: the part after the kind, which may be one of a method inside."""
+    """Return the parameter in a memory's key: the last part, after the kind and the kinds of wrapping methods."""
     return key.rpartition("/")[2]

@@ -1,8 +1,8 @@
 """Rounds of a replica method over a torch process group: messages of any size between all pairs of ranks.
 
-Gloo and NCCL need to know the size of a tensor before they receive it. So each message starts with its length in 8 bytes and as
-many bytes as the last message in its slot had, which both ends know. The rest follows in a second part. If sizes do not change
-from step to step, a round costs one message to each rank and no padding.
+Gloo and NCCL need to know the size of a tensor before they receive it. So a message's first part has a size that both ends
+know: 8 bytes for its length, and as many bytes as the previous message in its slot had. Any rest follows in a second part. If
+sizes do not change from step to step, a round costs one message to each rank and no padding.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class Channel:
     def swap(self, slot: Hashable, outgoing: Mapping[int, bytes], *, failed: bool = False) -> dict[int, bytes]:
         """Send bytes to every other rank and return the bytes received from each; all ranks call it in the same order.
 
-        `slot` identifies the exchange within a step; its message sizes in the last step are expected again. `failed`: the bytes are
-        an error sentence. Raises ReplicaError with the sentence of a failed rank.
+        `slot` identifies the exchange within a step, so that both ends know its last message sizes. `failed`: the bytes are an
+        error sentence. Raises ReplicaError with the sentence of a failed rank.
         """
         others = [rank for rank in range(self.size) if rank != self.rank]
         received, lengths = self._first_parts(slot, outgoing, others, failed)
@@ -105,8 +105,8 @@ class Channel:
 def build_alike(group: dist.ProcessGroup | None, verb: str, build: Callable[[], T], settings: Mapping[str, Any]) -> T:
     """Return the result of `build` on every rank of a group, or in a single process without a group.
 
-    Raises the same ValueError on every rank if `build` raises one on any rank, or if their `settings` differ. `verb`: what all
-    ranks must do alike, for the error. It shows the values of the differing setting, unless these are mappings.
+    Raises the same ValueError on every rank if `build` raises one on any rank, or if their `settings` differ. `verb` says in
+    the error what all ranks must do alike. The error shows the differing values, unless they are mappings.
     """
     if group is None:
         return build()
@@ -148,7 +148,7 @@ def plain_names(names: Iterable[str]) -> dict[str, str]:
 
 
 def check_parameters(saved: Shapes, own: Shapes) -> None:
-    """Raise ValueError, naming a parameter, if a checkpoint is of another model."""
+    """Raise ValueError, naming a parameter, if a checkpoint belongs to another model."""
     for name in {**own, **saved}:
         if own.get(name) != saved.get(name):
             here, there = (f"the shape {side[name]}" if name in side else "none" for side in (own, saved))
@@ -164,8 +164,8 @@ def run_rounds(
 ) -> MemberRounds:
     """Run all rounds of a method over a channel, and return them with their result.
 
-    `name`: of the averaged tensors, with `num_values` in total. `stage`: their stage in the records. Raises ReplicaError if the
-    method fails on any rank.
+    `name`, `num_values` and `stage`: name, total number of values and recorded stage of the averaged tensors. Raises
+    ReplicaError if the method fails on any rank.
     """
     group = Group(tuple((rank, stage) for rank in range(channel.size)))
     exchange = MemberRounds(group, channel.rank, rounds, table, num_values=num_values)

@@ -33,7 +33,8 @@ ANSWER_S = 3.0  # for the head to accept a connection
 def listen_on_loopback(address: str | None = None) -> None:
     """Make a Ray started by this process listen on loopback only, unless it joins the cluster at `address`.
 
-    Call this before Ray is imported. By default Ray on Linux listens on all addresses. Ray made the variable for other systems.
+    Call this before Ray is imported. By default Ray on Linux listens on all addresses; the variable that prevents this is meant
+    for other systems.
     """
     if not (address or os.environ.get("RAY_ADDRESS")):
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")

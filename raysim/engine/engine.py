@@ -78,7 +78,7 @@ class Engine(ABC):
         return first
 
     def loss(self) -> WorkerLostError | None:
-        """Return the error if Ray's servers are lost, else None; any other error may be its consequence."""
+        """Return the error if Ray's servers are lost, else None; other errors may be consequences of this one."""
         return None
 
     def device_forecast_bytes(self) -> int:

@@ -251,8 +251,8 @@ def choose_sites(
 ) -> list[str]:
     """Choose the site of each worker to minimise network seconds, by local search from several starts.
 
-    For each order of the sites, workers fill them once replica by replica and once stage by stage. Then pairs of workers
-    swap sites, or a worker moves to a free one, as long as that saves time. `capacity`: workers that each site can hold.
+    For each order of the sites, workers fill them once replica by replica and once stage by stage. Then pairs of workers swap
+    sites, or a worker moves to a free site, as long as that saves time. `capacity`: workers that each site can hold.
     """
     pairs_of: dict[int, list[tuple[int, int]]] = {worker: [] for worker in range(num_workers)}
     for pair in traffic.num_bytes:

@@ -106,9 +106,9 @@ def wait_for_capacity(
 ) -> tuple[dict[str, dict[str, float]], float]:
     """Wait until all workers fit, and return the free resources of each node and the GPUs of each worker.
 
-    `gpus`: of restarted workers, None at the first start. Missing resources are requested from an autoscaler. Raises ConfigError, or
-    WorkerLostError in a restart, if they do not fit within `wait_s`, or the few seconds that ended workers take to free theirs, or
-    the run's `timeout_s` while an autoscaler starts nodes.
+    `gpus`: GPUs of each worker in a restart, None at the first start. Missing resources are requested from an autoscaler.
+    Raises ConfigError (WorkerLostError in a restart) if workers do not fit in time: within `wait_s`, at least the few seconds
+    in which ended workers free their resources, or within the run's `timeout_s` while an autoscaler starts nodes.
     """
     again, waiting = gpus is not None, Waiting()
     limit_s = max(wait_s, min(AGAIN_S if again else AT_FIRST_S, config.timeout_s))

@@ -137,7 +137,7 @@ class ServersWatch(RayWatch):
         return False
 
     def _was_silent(self, server: subprocess.Popen[bytes]) -> str:
-        """Count looks at a stopped or refusing server, not seconds, which also pass while this process is stopped."""
+        """Describe a stopped or refusing server; counts failed checks, not seconds, since those pass while this process is stopped."""
         fault = ""
         with suppress(psutil.Error):
             if psutil.Process(server.pid).status() == psutil.STATUS_STOPPED:

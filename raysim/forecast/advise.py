@@ -131,7 +131,7 @@ class Advice:
     def paying(self) -> list[Row]:
         """Return compressed settings that fit, are not known to be harmful, and are at least `PAYS` times as fast as dense.
 
-        Dense in the same layout and schedule. Fastest on the first network first.
+        Dense has the same layout and schedule. The fastest on the first network is first.
         """
 
         def frame(row: Row) -> tuple[HostLayout, Schedule | None]:
@@ -144,7 +144,7 @@ class Advice:
 
 
 def _hunger(row: Row) -> float:
-    """Return the bandwidth for 90 % utilisation, else the step seconds summed over networks."""
+    """Return a sort key: the bandwidth for 90 % utilisation, or else the step seconds summed over networks."""
     level = row.bandwidth(0.9)
     return level.bps if level is not None else sum(on.step_s for on in row.networks)
 
@@ -160,8 +160,8 @@ def advise(
 ) -> Advice:
     """Return the network that a job needs, and the effect of compression.
 
-    `layout`: the job's own, by default the longest pipeline that the model allows. `tried`: more settings for it. `costs`: money and
-    churn of the hosts. Raises InputError if there is only one host, or the hosts cannot hold the model.
+    `layout`: the job's own, by default the longest pipeline that the model allows. `tried`: additional settings in that layout.
+    `costs`: money and churn of the hosts. Raises InputError if there is only one host, or the hosts cannot hold the model.
     """
     own = layout or _pipeline(job)
     _check(job, own, networks, tried)
@@ -268,7 +268,7 @@ def _ways(layout: HostLayout, local_steps: Sequence[int], pairs: Sequence[tuple[
 def _schedules(job: Job, layout: HostLayout) -> list[Proposal]:
     """Return a 1F1B pipeline's dense ways in other schedules.
 
-    More microbatches in flight hide latency; a V keeps both ends of a tied embedding on one worker.
+    More microbatches in flight hide latency; a V-shaped schedule keeps both ends of a tied embedding on one worker.
     """
     if job.schedule != OneFOneB() or layout.workers == 1 or layout.sharding is not None:
         return []

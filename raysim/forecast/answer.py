@@ -62,7 +62,7 @@ def step_words(advice: Advice) -> str:
 
 
 def _tied(advice: Advice) -> list[str]:
-    """Return what a tied embedding costs and what avoids it, if it takes more of a step than anything else."""
+    """Return a sentence on the cost of a tied embedding and its remedies, if it takes the largest part of a step."""
     slowed = next((on for on in advice.dense.networks if on.limit == "tied"), None)
     if slowed is None:
         return []
@@ -120,7 +120,7 @@ def _where(advice: Advice) -> str:
 
 
 def _cheapest(advice: Advice) -> list[str]:
-    """Return the way of least money; nothing without costs of money."""
+    """Return a sentence on the cheapest way; nothing if no prices are given."""
     best, costs, on = advice.cheapest(), advice.costs, _where(advice)
     if best is None or costs is None or not costs.cost:
         return []

@@ -63,7 +63,7 @@ def steps_s(job: Job, way: Proposal, networks: Sequence[Network]) -> Floats:
 
 
 def _lagging_s(job: Job, way: Proposal, networks: Sequence[Network]) -> Floats:
-    """Return the mean seconds of a step whose exchanges later steps hide, as far as they fit into them."""
+    """Return the mean seconds of a step if later steps hide exchanges, as far as these fit."""
     quiet, exchanges, count = job.profile(way), job.exchanges(way), job.num_microbatches(way.layout)
     instant = [network.without_latency for network in networks]
     pipelines = [_pipeline_s(job, way, on, tied=True) for on in (instant, networks)]
@@ -122,7 +122,7 @@ def _pipeline_s(job: Job, way: Proposal, networks: Sequence[Network], *, tied: b
 
 @lru_cache(maxsize=64)
 def _alone_s(job: Job, way: Proposal, networks: tuple[Network, ...]) -> Floats:
-    """Return the seconds of the first pipeline's step on each network; ways that differ in their averages share them."""
+    """Return the seconds of the first pipeline's step on each network, cached for all ways with the same links."""
     seconds = _run(job, way, job.profile(way), networks, job.num_microbatches(way.layout), 1)
     seconds.flags.writeable = False
     return seconds
@@ -187,7 +187,7 @@ def needed(job: Job, way: Proposal, network: Network) -> tuple[Needed, ...]:
 
 @lru_cache(maxsize=2)
 def _at_bandwidths(network: Network, bandwidths_bps: tuple[float, ...]) -> list[Network]:
-    """Return the network with other bandwidths; all ways begin with the same."""
+    """Return the network at each bandwidth, cached because all ways start with the same ones."""
     return [replace(network, bandwidth_bps=bps, name="") for bps in bandwidths_bps]
 
 

@@ -149,7 +149,7 @@ def record_profile(config: RunConfig, *, num_steps: int = 5) -> Profile:
 
 
 def _alone(action: ActionRecord, config: RunConfig) -> dict[str, float]:
-    """Return the compute of an action without the time that other work on the machine took, as replays count it."""
+    """Return the compute of an action without time lost to other load, as replays count it."""
     cpu_s = action.compute_cpu_s / config.threads_per_stage  # NaN on a GPU
     return {"compute_wall_s": float(np.fmin(action.compute_wall_s, cpu_s))}
 

@@ -1,4 +1,4 @@
-"""Verdicts of raysim's findings on settings, the models that they are about, and the laws that carry them to other sizes."""
+"""Verdicts of raysim's findings on settings, the tested models, and laws that extend verdicts to other sizes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ REACH = 3.1
 
 
 class Scope(NamedTuple):
-    """The model that a verdict is about, or that a question is about."""
+    """The model of a verdict, or of a question."""
 
     kind: str
     """`transformer`, `convolutional`, `recurrent` or `unknown`."""
@@ -103,12 +103,12 @@ class Known(NamedTuple):
 
 
 def known(setting: Setting, asked: Scope, replicas: int = 1) -> Known:
-    """Return the verdict on a setting for a model: that of the nearest model, or the worst harm of one of its parts.
+    """Return the verdict on a setting for a model: the nearest model's, or the worst harm of one of the setting's parts.
 
-    A setting is good only for models of the same kind, and good for small ones only if the model is small; safe for one that is not, it
-    is worth training for models more than `REACH` times as large. Harm found after training counts for every model; harm at once, which
-    trained weights cause, for models like the tried one. Two parts that are safe alone may do harm together, and are then untried.
-    For a model from scratch, a law through several sizes counts more than any single model.
+    Harm found after training counts for every model, other verdicts only for models of the same kind and size class (`small`).
+    A setting that is safe on a large model counts as worth training on models more than `REACH` times as large. Parts that are
+    safe alone may do harm together, so their combination is untried. For a model trained from scratch, a law through several
+    sizes takes precedence.
     """
     if setting == DENSE:
         return Known("")
@@ -124,9 +124,10 @@ def known(setting: Setting, asked: Scope, replicas: int = 1) -> Known:
 
 
 def _nearest(setting: Setting, asked: Scope) -> Known | None:
-    """Return the worst verdict on this very setting among models as near as any; None if it does not bear on the model.
+    """Return the worst verdict on exactly this setting among the nearest models; None if it does not apply to the model.
 
-    If these are undecided, harm found after training in any other model counts. What training says of a model replaces its screen.
+    If all are undecided, harm found after training on any other model counts. A verdict after training replaces a screen's
+    `worth training` on the same model.
     """
     judged = _evidence().get(setting)
     if not judged:
@@ -155,9 +156,9 @@ def _evidence() -> dict[Setting, list[tuple[str, Scope]]]:
 
 
 def carried(setting: Setting, kind: str, parameters: int, replicas: int) -> CarriedHarm | None:
-    """Return the harm of a setting in training from scratch; None if no law carries it there.
+    """Return the harm of a setting in training from scratch; None if no law covers the model.
 
-    Harm grows with replicas: between two numbers of them, that of the greater counts.
+    Harm grows with replicas: between two measured numbers of replicas, the law of the larger one is used.
     """
     laws = [
         law

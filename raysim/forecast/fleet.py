@@ -128,12 +128,12 @@ class Proposal:
 
     @property
     def links(self) -> Proposal:
-        """The same pipelines, which average by default."""
+        """The same pipelines and links, with the default averaging."""
         return replace(self, method=SAME, overlap=False)
 
     @property
     def unsharded(self) -> Proposal:
-        """The same way with whole replicas."""
+        """The same proposal without sharding."""
         return replace(self, layout=self.layout._replace(sharding=None))
 
     def __str__(self) -> str:

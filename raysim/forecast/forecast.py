@@ -100,7 +100,7 @@ class Forecast:
         return totals
 
     def simulate(self, network: Network, *, ending: int = 0) -> Timeline:
-        """Return the timeline of a steady step with one of `endings`, whose exchange is waited for."""
+        """Return the timeline of a steady step that waits for the exchange of one of `endings`."""
         return self.timed(ending=ending).simulate(network)
 
     def timed(self, *, first: bool = False, ending: int = 0) -> TimedStep:

@@ -73,7 +73,7 @@ def forecast_parts(plan: Forecast, network: Network) -> Parts:
 
 
 def limit(plan: Forecast, network: Network) -> float:
-    """Return the speed-up if the messages of links kept their latency and weighed nothing, which no codec exceeds."""
+    """Return the upper bound of any codec's speed-up: link messages keep their latency, but have no bytes."""
     weightless = replace(plan.steady, wire_bytes=np.minimum(plan.steady.wire_bytes, 1.0))
     return plan.step_s(network) / replace(plan, steady=weightless).step_s(network)
 
@@ -185,7 +185,7 @@ def _changes(dense: Forecast) -> Iterator[tuple[str, str, dict[str, Any]]]:
 
 
 def _local(changes: Mapping[str, Any], lead: str) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Yield local steps, in a run that they divide."""
+    """Yield local steps, in a run as long as one period."""
     keys = {**changes, "steps": LOCAL_STEPS, "epochs": None, "replica_gradient": f"DiLoCo({LOCAL_STEPS})"}
     yield "local", f"{lead}{LOCAL_STEPS} local steps between exchanges", keys
 

@@ -121,7 +121,7 @@ def parse_layout(job: Job, stages: int | None, replicas: int | None, sharding: s
 def parse_setting(text: str, *, trained: bool = False) -> Setting:
     """Parse the link codecs and methods of `--try`; raises InputError.
 
-    `trained`: the setting will be trained, which alone judges sums of tied parameters.
+    `trained`: the setting will be trained; only training can judge sums of tied parameters.
 
     >>> parse_setting("forward=TopK(density=0.1) backward=Quantize(8)")
     Setting(forward='TopK(0.1)', backward='Quantize(8)', replica_gradient='Identity', tied_gradient='Identity')

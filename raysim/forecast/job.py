@@ -239,7 +239,7 @@ class Job:
         return [(share, each) for share, each in self.mixture(way) if len(each.transfers) > quiet]
 
     def steps_under_way(self, way: Proposal) -> int:
-        """Return the most steps by which an exchange of replicas may lag behind training."""
+        """Return the maximum number of steps by which an exchange of replicas may lag behind training."""
         return 0 if way.layout.groups == 1 or way.method == SAME else method_of(way.method).steps_under_way
 
     def compute_s(self, layout: HostLayout) -> float:

@@ -176,7 +176,7 @@ def _weights(shape: tuple[int, ...], small: Sequence[tuple[int, ...]]) -> Floats
 
 
 def _terms(figures: Floats) -> Floats:
-    """Return figures of the small shapes (shape, figure) as a constant and what each axis, and both together, add to it."""
+    """Split figures of the small shapes (shape, figure) into a constant and the additions of each axis and of both together."""
     if len(figures) < 4:
         return np.concatenate([figures[:1], figures[1:] - figures[:1]])
     corner, across, down, far = figures
@@ -187,7 +187,8 @@ def _terms(figures: Floats) -> Floats:
 def _of_many(terms: Floats, few: Sequence[int], num_replicas: int) -> Floats:
     """Extrapolate terms of message sizes with `few` replicas (replicas, term, round) to `num_replicas`.
 
-    A growing part p is taken as 0 below `STARTED` bytes, which a large shape would multiply.
+    In terms that grow with the shape, a part that does not depend on the number of replicas counts as 0 up to `STARTED` bytes,
+    since a large shape would multiply a rounding error.
     """
     divided = (terms[1] - terms[0]) / (1 / few[1] - 1 / few[0])
     fixed = terms[0] - divided / few[0]

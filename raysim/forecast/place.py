@@ -118,7 +118,7 @@ def _descents(
 
 
 def _neighbours(network: Network) -> list[int]:
-    """Return all hosts in an order in which each is followed by that with the fastest link from it."""
+    """Return all hosts in an order in which each is followed by the remaining host with the fastest link."""
     hosts = np.arange(network.num_hosts or 0)
     speed = np.minimum(network.bandwidths_bps(hosts[:, None], hosts), network.bandwidths_bps(hosts, hosts[:, None]))
     speed = speed / (1 + network.latencies_s(hosts[:, None], hosts))

@@ -183,7 +183,7 @@ def _averaged(
 
 
 def endings_of(config: RunConfig, averages: Sequence[ReplicaCost], tied: Transfers) -> Mixture:
-    """Return the ends of a step in a period, most bytes first, as costs of nothing else; all include the `tied` transfers."""
+    """Return the kinds of step end in a period, most bytes first: exchange costs only, each including the `tied` transfers."""
     methods = config.replica_methods()
     period = config.exchange_period
     counts = Counter(tuple(method.part(step) for method in methods) for step in range(period))

@@ -91,12 +91,12 @@ class RecipeModel:
 
     @property
     def layers(self) -> int:
-        """The most stages the model can be cut into."""
+        """The maximum number of stages."""
         return len(_structure(self.config)[1])
 
     @property
     def num_steps(self) -> int:
-        """Steps of the recipe's run; of epochs, those of its data."""
+        """Steps of the recipe's run, counted from its data if the run is given in epochs."""
         if self.config.steps is not None:
             return self.config.steps
         return (self.config.epochs or 0) * (data_of(self.config, [])[1] // self.config.batch_size)

@@ -53,7 +53,7 @@ class _Base(NamedTuple):
 def write_study(advice: Advice, source: str | None, path: Path) -> str:
     """Write the study of one layout, and return a summary of it; raises InputError if no setting pays.
 
-    The layout is the one that was asked for, else that of the fastest setting that pays. The summary names what is left out.
+    The layout is the requested one, or else the layout of the fastest setting that pays. The summary names omitted settings.
     """
     network = advice.networks[0]
     paying = [row for row in advice.paying() if not advice.chosen or row.way.layout == advice.layout]

@@ -176,7 +176,7 @@ class TimedCollective(NamedTuple):
 
     @property
     def critical_s(self) -> float:
-        """Start of the collective's last part without waits: its own start, or that of its last bucket."""
+        """Start of the collective's last part without waits: its own start, or its last bucket's."""
         seconds = self.codec_s + sum(self.round_s)
         waited = self.end_s - self.start_s > seconds * (1 + 1e-9)
         return self.end_s - seconds / self.collective.repeats if waited else self.start_s
@@ -187,7 +187,7 @@ class TimedCollective(NamedTuple):
         return [(turn, *edges[turn : turn + 2]) for turn in range(len(self.round_s))]
 
     def transfers(self) -> list[tuple[str, float, float]]:
-        """Return kind, start and end of everything on the critical path from `critical_s` on: latency follows bytes in each round."""
+        """Return kind, start and end of each part of the critical path from `critical_s` on; in a round, latency follows bytes."""
         if self.critical_s > self.start_s:
             latency_s = sum(self.latency_s) / self.collective.repeats
             spans = [(self.critical_s, self.end_s - latency_s, self.end_s)]

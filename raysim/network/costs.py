@@ -115,10 +115,10 @@ class FleetCosts:
         gpus: int = 1,
         period: float = 1.0,
     ) -> Expected:
-        """Return the expected step, given its seconds, those of its busiest host's compute, and its egress.
+        """Return the expected step, given its seconds, the compute seconds of its busiest host, and its egress.
 
-        `hosts`: of one replica, which stops if one of them departs. `gpus`: of all replicas. `period`: steps from one exchange of
-        replicas to the next; with more than one the other replicas train on if a host departs.
+        `hosts`: number of hosts of a replica, which stops if one of them departs. `gpus`: total number of GPUs. `period`: steps
+        from one exchange of replicas to the next; if more than one, the other replicas train on when a host departs.
         """
         straggling = departures = 1.0
         if self.step_times is not None and step_s:
@@ -196,7 +196,7 @@ def expected_step(
 ) -> Expected:
     """Return the expected step of a job; `kinds` are timelines of its steps with their shares of all steps.
 
-    `period`: steps from one exchange of replicas to the next. `gpus`: of each worker. `sharded_bytes`: egress of sharded replicas.
+    `period`: steps from one exchange of replicas to the next. `gpus`: GPUs of each worker. `sharded_bytes`: egress of sharded replicas.
     """
     hosts = kinds[0][1].placement.hosts
     compute_s = sum(share * max(worker.compute_s for worker in timeline.workers()) for share, timeline in kinds)

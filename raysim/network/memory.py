@@ -83,7 +83,7 @@ class StageMemory:
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Bytes in a checkpoint, at most: of memories with equal copies at both ends it keeps one."""
+        """Maximum bytes in a checkpoint, which keeps one copy of a memory that is equal at both ends."""
         memories = self.residuals_bytes + self.references_bytes
         return self.weights_bytes + self.versions_bytes + self.optimizer_bytes + memories
 
@@ -207,8 +207,7 @@ def worst_moment(rows: Sequence[Row], needs: Sequence[Needs]) -> list[Worst]:
 
 
 def packets_in_flight(counts: Sequence[int]) -> list[int]:
-    """Return the most packets of each stage waiting for a neighbour, given every stage's number of microbatches between forward
-    and B.
+    """Return the maximum packets of each stage waiting for a neighbour, given each stage's microbatches between forward and B.
 
     A forward packet waits only while its microbatch is in flight at the sender, a backward packet only while it is at the receiver,
     and a microbatch is never sent in both directions at once: so the bound is the larger of the two counts, on any network.

@@ -23,9 +23,9 @@ class StepTimes(Notation):
         self._coerce(deviation=check_real("deviation", self.deviation, 0, self.most))
 
     def slowest(self, workers: int, replicas: int = 1, steps: int = 1) -> float:
-        """Return the expected seconds of a step, relative to a host's mean, of hosts that wait for one another.
+        """Return the expected step seconds of hosts that wait for one another, relative to one host's mean.
 
-        The `workers` of a replica wait in every step, the `replicas` once in `steps`.
+        The `workers` of a replica wait in every step, `replicas` once every `steps` steps.
         """
         if not self.deviation or workers * replicas == 1:
             return 1.0

@@ -86,7 +86,7 @@ class Timeline:
     """End of the last collective; `pipeline_s` if there are none."""
 
     def under_next_step(self, step_s: float) -> Timeline:
-        """Return the timeline of a steady step of `step_s` seconds, under which the previous step's averages go on."""
+        """Return the timeline of a steady step of `step_s` seconds, during which the previous step's averages continue."""
         end_s, last_s = max(step_s - self.outside_s, self.pipeline_s), max(each.end_s for each in self.collectives)
         waited = end_s > self.pipeline_s * (1 + SAME)
         shift_s = last_s - end_s if waited else self.pipeline_s + self.outside_s
@@ -149,10 +149,10 @@ class Timeline:
 
     @cached_property
     def latency_s(self) -> Floats:
-        """Seconds of latency of each packet, by the axes of `arrive_s`: the last ones of its flight.
+        """Seconds of latency at the end of each packet's flight, by the axes of `arrive_s`.
 
         The one-way latency between its hosts times the trips of its transport, at most the time since the packet was ready for its
-        wire. The rest of that time is due to bytes, its own and those of packets before it, and to jitter.
+        wire. The rest of that time is due to jitter and to bytes: the packet's own and those of packets before it.
         """
         return self._of_replicas(self._latency_rows)
 
@@ -306,9 +306,9 @@ class Timeline:
         return backwards, int(self._first[row]), int(self.table.places()[tuple(key)]), until
 
     def phases(self, replica: int, index: int) -> list[tuple[str, float, float]]:
-        """Return the phases of action `index` of the table on one replica, each as (kind, start, end) in seconds.
+        """Return the phases of the table's action `index` on one replica, each as (kind, start, end) in seconds.
 
-        If cores are shared, all phases are scaled by the same factor, since the kernel keeps only start and end.
+        If cores are shared, phases are stretched by a common factor: the kernel keeps only an action's start and end.
         """
         table, profile = self.table, self.profile
         key = table.stage[index], table.op[index], table.microbatch[index]

@@ -62,7 +62,7 @@ def wire_use(timeline: Timeline) -> list[WireUse]:
 def busiest_share(timeline: Timeline) -> float:
     """Return the share of the step in which the busiest wire, or the busiest port of a host in collectives, moved bytes.
 
-    Of equal wires that carry a collective, one is looked at.
+    Of several equal wires in a collective, only one is checked.
     """
     network = timeline.network
     half, num_hosts = network.sharing == "half", timeline.placement.num_hosts

@@ -1,4 +1,4 @@
-"""Tables of messages for a person to print."""
+"""Printable tables of messages."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ class GroupExchanges:
         return MemberRounds(group, member, rounds, method.table(parameters), num_values=num_values, stages=self.stages)
 
     def _named(self, place: _Place) -> dict[str, nn.Parameter]:
-        """Return the parameters of a stage that replicas average themselves or by gradients, or one that is tied."""
+        """Return a stage's parameters that replicas average (themselves or their gradients), or one tied parameter."""
         tied, index = place
         module = self.stages[index].module
         if tied is None:

@@ -229,7 +229,7 @@ class Boundary:
         unchanged: Mapping[str, Tensor],
         coded: CodedMessage,
     ) -> int:
-        """Add the header and the `unchanged` tensors of a message, coded together, to the accounts; return their bytes."""
+        """Account for a message's header and its `unchanged` tensors, which were coded together; return their bytes."""
         sizes = {name: sent_bytes(x) for name, x in unchanged.items()}
         header_bytes = wire_bytes(message) - sum(map(wire_bytes, messages.values())) - sum(sizes.values())
         accounts = [(next(iter(links.values())).account, header_bytes)]

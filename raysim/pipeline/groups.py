@@ -90,8 +90,9 @@ def chunk_bytes(name: str, num_values: int, num_members: int, table: CodecTable)
 class MemberRounds:
     """One member's rounds in one step, packed into messages, and the account of its transfers to other workers.
 
-    `table`: the group's codecs and names, for packing. `num_values`: of the member's tensors; larger packets are refused, except
-    the few numbers that methods agree on. `stages`: of this worker; transfers between them are not counted.
+    `table`: the group's codecs and names, for packing. `num_values`: the number of values in the member's tensors; larger
+    packets are refused, except the few numbers that methods agree on. `stages`: this worker's stages; transfers between them
+    are not counted.
     """
 
     def __init__(

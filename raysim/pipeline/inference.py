@@ -71,7 +71,7 @@ class Inference:
     def _forward(self, step: int, index: int, mode: str, key: int, x: Message | Tensor) -> Message | Tensor:
         """Return the message of a stage's activation, or the outputs of the last stage.
 
-        `x`: the previous stage's message, or the data at the first stage. `key`: of the link's random draws.
+        `x`: the previous stage's message, or the data at the first stage. `key` seeds the link's random draws.
         """
         stage, boundaries = self._stages[index], self._local.boundaries
         received = (

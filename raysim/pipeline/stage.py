@@ -54,8 +54,8 @@ class Stage:
     """Runs forwards and backwards of microbatches, and updates; gradients accumulate in the parameters.
 
     `elementwise`: parameters that Muon does not update. `loss`: returned by the forward of the last stage; the microbatches of an
-    update have equal weight. `delays`: of the microbatches, in updates, 0 by default. Gradients between stages are scaled by the
-    configuration's `loss_scale`; gradients of parameters are unscaled.
+    update have equal weight. `delays`: delay of each microbatch in updates, 0 by default. Gradients between stages are scaled
+    by the configuration's `loss_scale`; gradients of parameters are unscaled.
     """
 
     copies: ClassVar[int] = 1  # of the weights and tensors that it holds, and of the tensors that it sends

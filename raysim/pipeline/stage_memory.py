@@ -163,8 +163,8 @@ def check_devices(
 ) -> None:
     """Raise ConfigError if a GPU does not support the dtype, or lacks the memory for its stages.
 
-    `memories` and `owners`: the memory and the worker of each stage. `facts`: of each worker's GPU. `share`: the usable share of
-    a GPU's memory.
+    `memories` and `owners`: the memory and the worker of each stage. `facts`: properties of each worker's GPU. `share`: the
+    usable share of a GPU's memory.
     """
     for gpu in facts:
         if gpu is not None and config.dtype == "bfloat16" and not gpu.bfloat16:

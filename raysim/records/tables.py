@@ -274,7 +274,7 @@ class Recorder:
                 write_table(rows, self.folder / f"{table}.parquet")
 
     def drop_parts(self) -> None:
-        """Remove the parts; only once `run.parquet` says that the run is over, since until then it may resume from them.
+        """Remove the parts. Call this only once `run.parquet` says that the run is over: until then it may resume from the parts.
 
         Parts that cannot be removed stay: the run is complete without them, and readers skip them.
         """

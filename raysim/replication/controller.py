@@ -193,7 +193,7 @@ class Controller:
         return ["promote"]
 
     def _track(self, rules: Rules) -> list[str]:
-        """Raise the minimum to a passing candidate, or lower it by one level if it fails itself."""
+        """Raise the minimum to a passing candidate, or lower it by one level if the minimum itself fails."""
         minimum, candidate = self.agreed
         if candidate >= rules.epsilon and self.candidate != self.minimum:
             self._promote(self.candidate)

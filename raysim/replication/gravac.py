@@ -39,8 +39,9 @@ class GraVAC(Layered):
 
     The gain of a factor is ||C(g + e)||^2 / ||g + e||^2, a moving average over steps, averaged over replicas before the choice.
     The whole stage uses one factor. At the end of every window the minimum rises to the candidate if their gains are within
-    `omega`, and the candidate rises to the next factor. Exploration ends once throughput times gain of the two fastest factors are
-    within `omega`, at the lower one. The candidate selects from the values of the minimum. Factors count values, not positions.
+    `omega`, and the candidate rises to the next factor. Exploration ends at the lower of the two fastest factors once their
+    throughput times gain is within `omega`. The candidate selects from the values of the minimum. Factors count values, not
+    positions.
 
     Args:
         cf_min: First factor.
@@ -56,7 +57,7 @@ class GraVAC(Layered):
         ewma_alpha: Weight of a step in the moving averages; by default a hundredth of the number of replicas.
         gain: Reference: the gradient with its residual ("fed"), or without, as in the published code ("raw"); "folded" is the
             smaller of "raw" and its inverse. The code's norms are not squared: its floor of 0.7 is an `epsilon` of 0.49.
-        settle: First steps, which send the minimum at any gain; 25 in the published code.
+        settle: Number of first steps that send the minimum at any gain; 25 in the published code.
 
     >>> GraVAC(10, 1000, epsilon=0.9).factors
     (10.0, 20.0, 40.0, 160.0, 1000.0)

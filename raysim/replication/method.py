@@ -141,7 +141,7 @@ class ReplicaMethod(Notation, ABC):
 
     @property
     def steps_under_way(self) -> int:
-        """The most steps by which an exchange may lag behind training, which hides its time."""
+        """The maximum number of steps by which an exchange may lag behind training, which hides its time."""
         return 0
 
     def begin(self, parameters: Gradients) -> Memory:
@@ -173,7 +173,7 @@ class ReplicaMethod(Notation, ABC):
         """
 
     def memory_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
-        """Return the most bytes of one replica's memory, for gradients of these shapes."""
+        """Return the maximum bytes of one replica's memory, for gradients of these shapes."""
         return 0
 
 
@@ -246,7 +246,7 @@ class RoundDriver:
         self.result: Any = None
 
     def advance(self, received: Received | None) -> RoundPackets | None:
-        """Consume the packets received in the last round and return those of the next; None once `result` is set.
+        """Consume the last round's received packets and return the next round's; None once `result` is set.
 
         `received` is None in the first round.
         """

@@ -62,10 +62,10 @@ class WeightPolicy(Notation, ABC):
     def forward_weights(
         self, newest: Weights, directions: Callable[[], Weights], rate: float, delays: Sequence[int]
     ) -> dict[int, Weights]:
-        """Return the weights that forwards read of the newest version, by delay; under 0 those of all other delays.
+        """Return by delay the weights that forwards read in place of the newest version; key 0 holds the weights for all other delays.
 
         `directions`: returns the optimiser's last update divided by minus its learning rate `rate`, empty before the first
-        update. `delays`: the stage's, without 0. Tensors other than those of `newest` must not share memory with them.
+        update. `delays`: the stage's non-zero delays. New tensors must not share memory with `newest`.
         """
         return {0: newest}
 
@@ -78,7 +78,7 @@ class WeightPolicy(Notation, ABC):
         return memory
 
     def num_copies(self, delays: Sequence[int]) -> int:
-        """Return the most copies of the weights held by a stage with these delays, besides the newest version."""
+        """Return the maximum number of weight copies held by a stage with these delays, besides the newest version."""
         return max(delays)
 
 

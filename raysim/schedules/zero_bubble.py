@@ -87,10 +87,10 @@ def pattern(stage: int, num_stages: int, num_microbatches: int, warmup: int) -> 
 
 
 def _greedy(costs: Costs, num_stages: int, ahead: float, first: str, patience: float) -> Rule:
-    """Return the rule that runs what has arrived, and W in gaps and if memory is full.
+    """Return the rule that runs F and B once their packets have arrived, and W in gaps or if memory is full.
 
     `ahead`: forwards that each stage runs ahead of the next before its first backward. `first`: F or B, if both have arrived.
-    `patience`: the shortest gap for a W, as a share of it.
+    `patience`: the shortest gap for a W, as a share of a W's time.
     """
 
     def choose(index: int, stage: _Stage, now: float) -> str:
@@ -118,7 +118,7 @@ def _fixed(letters: list[str]) -> Rule:
 
 
 def _play(rule: Rule, costs: Costs, num_stages: int, num_microbatches: int) -> tuple[float, float, tuple[str, ...]]:
-    """Return the longest time from a stage's first to its last action, when the last one ends, and the letters run."""
+    """Return the longest time from a stage's first to its last action, the end of the last action, and the executed letters."""
     seconds = {"F": costs.forward, "B": costs.input, "W": costs.weight}
     stages = [_Stage() for _ in range(num_stages)]
     stages[0].arrivals["F"] = [0.0] * num_microbatches

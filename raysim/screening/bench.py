@@ -46,9 +46,9 @@ class Measurements(NamedTuple):
 
 
 class Bench:
-    """Dense, measured when made, and settings measured against it.
+    """Measures settings against dense, which is measured on construction.
 
-    A memory is empty at once, so compressors are measured by their codec alone. `by_replica`: replica methods can be measured.
+    Before any training a memory is empty, so only a compressor's codec is measured. `by_replica`: replica methods can be measured.
     """
 
     num_processes = 1

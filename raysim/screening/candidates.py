@@ -1,4 +1,4 @@
-"""The settings that a screen tries, which follow from what the tensors are like."""
+"""The settings that a screen tries, chosen by the statistics of the tensors."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def defaults(plan: Plan, facts: Sequence[TensorFacts]) -> list[Setting]:
 def every(
     stages: int, replicas: int, steps: int | None, tried: Iterable[Setting] = (), *, tied: bool = False
 ) -> list[Setting]:
-    """Return all default settings of a run with any tensors, also those that only training can judge, then `tried`."""
+    """Return all default settings of a run, whatever its tensors and including settings that only training can judge, then `tried`."""
     links = [Setting(each.forward, each.backward) for each in LINKS if stages > 1]
     methods = [*METHODS, *(f"DiLoCo({count})" for count in LOCAL_STEPS if steps and steps % count == 0)]
     settings = [*links, *(Setting(replica_gradient=method) for method in methods if replicas > 1)]

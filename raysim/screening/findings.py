@@ -42,7 +42,7 @@ def findings(done: Screen) -> list[str]:
 
 
 def _hidden_words(done: Screen) -> list[str]:
-    """Return which settings pass by loss and surely fail by another measure."""
+    """Return a sentence on settings that pass by loss, but surely fail by another measure."""
     dense = done.dense.result.measures
     hidden = []
     for measure in (each for each in done.plan.task.measures if each.points and each.higher):

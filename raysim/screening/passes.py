@@ -1,4 +1,4 @@
-"""Forwards and backwards of a few fixed samples through the stages, with any candidate on the links, and what they send."""
+"""Run a few fixed samples forward and backward through the stages, with any candidate on the links, and record the messages."""
 
 from __future__ import annotations
 

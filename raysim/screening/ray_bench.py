@@ -44,7 +44,7 @@ class BenchActor:
 
 
 class RayBench:
-    """Actors that share the settings of a screen; all measure dense first, whose times are the first actor's."""
+    """Actors that share the settings of a screen; all measure dense first, and the first actor's times count."""
 
     def __init__(self, actors: Sequence[Any], make: Callable[[], Bench], *, gradients: bool) -> None:
         import ray

@@ -67,7 +67,7 @@ def changed(own: NDArray[np.int64], dense: NDArray[np.int64], counted: NDArray[n
 
 
 def _bound(left_out: NDArray[np.float64]) -> float:
-    """Return the bound of an estimate by its values without each unit; NaN for a single unit."""
+    """Return the bound of an estimate from its leave-one-out values; NaN for a single unit."""
     count = len(left_out)
     if count < 2:
         return math.nan
@@ -83,7 +83,7 @@ def _results(task: Task, sums: NDArray[np.float64]) -> dict[str, float]:
 
 
 class Deviation(NamedTuple):
-    """A logarithm's mean, its standard deviation between jobs, and that within one, over its settings."""
+    """A logarithm's mean over settings, and its standard deviations between jobs and within a job."""
 
     mean: float
     between: float
@@ -105,7 +105,7 @@ LOST = TOLERATED / math.exp(LEFT.mean + float(special.ndtri(ERROR)) * math.hypot
 
 
 def knowledge(dense: float, chance: float) -> float:
-    """Return the distance from a dense loss to `chance`; NaN below `KNOWN` of it, since training will teach more than is lost."""
+    """Return the distance from a dense loss to `chance`; NaN below the share `KNOWN`, where training will teach more than is lost."""
     return chance - dense if chance - dense > KNOWN * chance else math.nan
 
 

@@ -101,8 +101,8 @@ def write_checkpoint(
 ) -> Checkpoint:
     """Write the parts of all workers atomically as the checkpoint of `step`, and remove all but the `newest`.
 
-    `keep`: steps whose checkpoints are never removed. `signals`: of the last step, not yet seen by adaptive methods.
-    `records`: the SHA-256 of the files with the records up to `step`, by name.
+    `keep`: steps whose checkpoints are never removed. `signals`: the last step's, not yet seen by adaptive methods. `records`:
+    the SHA-256 of the files with the records up to `step`, by name.
     """
     path = folder / f"step-{step:08d}"
     draft = folder / f".{path.name}.{secrets.token_hex(8)}"

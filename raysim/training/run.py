@@ -217,7 +217,7 @@ class Training:
         return warning
 
     def _warn(self, step: int, reason: str | None, **more: Any) -> Iterator[Event]:
-        """Yield the event of a warning, if there is a reason for one; the run's first is recorded."""
+        """Yield a warning event if there is a `reason`; the run's first warning is recorded."""
         if reason is not None:
             self._row["warning"] = self._row["warning"] or reason
             yield Event("warning", {"step": step, "reason": reason, **more})

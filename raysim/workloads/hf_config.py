@@ -103,8 +103,8 @@ def _of_data(default: Any, shape: DataShape) -> dict[str, Any]:
 def _check_keys(config: Any, values: Mapping[str, Any], *, new: bool = False, of_file: bool = False) -> None:
     """Raise ValueError for a key unknown to configurations of this type.
 
-    A `new` configuration may have keys of older versions of transformers, and those that only the model's code reads; one from a file
-    any key, as in transformers, unless it looks misspelled.
+    A `new` configuration may have keys of older versions of transformers, and keys that only the model's code reads. A
+    configuration file may have any key that does not look misspelled, as in transformers.
     """
     known = {*config.to_dict(), *config.attribute_map, "num_labels"}
     if new and hasattr(config, "rope_parameters"):

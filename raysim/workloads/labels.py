@@ -1,4 +1,4 @@
-"""The classes of a column: which there are, and their numbers."""
+"""The classes of a column and their numbers."""
 
 from __future__ import annotations
 

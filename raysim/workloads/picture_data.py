@@ -132,7 +132,7 @@ def open_picture(encoded: bytes | Path, name: str) -> Any:
 
 
 def _in_bytes(image: Any) -> Any:
-    """Return a grey image of 16 bits by its high bytes, and others as they are; raises ValueError for 32 bits and floats.
+    """Reduce a 16-bit grey image to its high bytes, and return others unchanged; raises ValueError for 32 bits and floats.
 
     Pillow itself clips such values at 255.
     """

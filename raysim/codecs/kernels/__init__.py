@@ -1,10 +1,10 @@
 """The hot loops of codecs in numba and in Triton, and the choice between them and the plain torch reference.
 
-A kernel has the name of the torch function whose place it takes. It exists in numba for tensors in host memory, and often also in
-the package `triton` for tensors on GPUs, with the same arguments; `find` alone chooses, by the tensor. Codecs fall back to the torch
-reference for float64 and wherever no kernel exists; kernels match the reference bit for bit. Numba is imported when a kernel is first
-needed, and compiled kernels are cached on disk; `raysim.codecs.warm` does both before a step is timed. Large tensors are split among
-torch's threads, with the same result.
+A kernel is named after the torch function that it replaces. It exists in numba for tensors in host memory, and often also in
+the package `triton` for tensors on GPUs, with the same arguments; only `find` chooses, by the tensor. Codecs fall back to the
+torch reference for float64 and wherever no kernel exists; kernels match the reference bit for bit. Numba is imported when a
+kernel is first needed, and compiled kernels are cached on disk; `raysim.codecs.warm` does both before a step is timed. Large
+tensors are split among torch's threads, with the same result.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ def _ranges(x, memory, total, layout):
 
 
 def dequantize(codes, low, high, coding, dtype, device):
-    """Return the flat values of packed codes; raises `error` if a code or a range is out of bounds."""
+    """Return the flat values of packed codes; raises `coding.error` if a code or a range is out of bounds."""
     layout, levels, error = coding
     high = high.copy().view(np.float32)
     low = -high if levels.absmax else low.copy().view(np.float32)
@@ -85,7 +85,7 @@ def dequantize(codes, low, high, coding, dtype, device):
 
 
 def _grid_of(low, high, coding):
-    """Return whether the ranges are valid, and length, centers, scales and steps of runs; 0 and those of values if runs are short."""
+    """Return whether the ranges are valid, and length, centers, scales and steps of runs; short runs: 0, and one each per value."""
     layout, levels, _ = coding
     grid = np.empty((3, layout.groups))
     fits = _make_grid(low, high, levels.absmax, levels.steps, *grid)

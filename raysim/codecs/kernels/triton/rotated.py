@@ -49,7 +49,7 @@ def _encode(
     BITS: tl.constexpr, CELL: tl.constexpr, CELLS: tl.constexpr, FIXED: tl.constexpr, UNIT: tl.constexpr,
     ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the codes, the scales, and the kept values and their positions of rows; flag those that are not finite."""
+    """Write the codes, the scales, and the kept values and their positions of rows; flag non-finite rows."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
     held, within = row < rows, column < width
@@ -98,7 +98,7 @@ def _decode(
     codes, scales, values, positions, center, factors, levels, out, bad, rows, width, kept, row_bytes,
     BITS: tl.constexpr, UNIT: tl.constexpr, LIMIT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Write the values of rows as float32, or as 16 bits clamped to +-LIMIT; flag what no encoder writes."""
+    """Write the values of rows as float32, or as 16 bits clamped to +-LIMIT; flag invalid packets."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
     column = tl.arange(0, BLOCK)
     held, within = row < rows, column < width
