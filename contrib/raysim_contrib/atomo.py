@@ -83,6 +83,9 @@ class ATOMO(Codec):
     def by_matrix(self) -> bool:
         return True
 
+    def relative_variance(self, numel: int) -> float:
+        return max(0.0, math.sqrt(numel) / self.budget - 1)  # a matrix has at most sqrt(numel) triples
+
     def _matrix(self, shape: tuple[int, ...]) -> tuple[int, int] | None:
         """Return rows and columns, or None if atoms would not make the tensor smaller."""
         if len(shape) < 2 or not math.prod(shape):

@@ -46,6 +46,7 @@ class DeCoSGD(Layered):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_is_codec("values", self.values)
+        self.values.check_feedback()
         self._coerce(
             density=check_real("density", self.density, 0, 1, open_low=True),
             delay=check_integer("delay", self.delay, 0, 1000),

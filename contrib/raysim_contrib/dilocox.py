@@ -55,6 +55,7 @@ class DiLoCoX(LocalSteps):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_is_codec("values", self.values)
+        self.values.check_feedback()
         self._coerce(
             momentum=check_momentum("momentum", self.momentum),
             rank=None if self.rank is None else check_integer("rank", self.rank, 1),

@@ -36,6 +36,10 @@ class FixedPoint(UniformCodec):
         self._coerce(bits=check_integer("bits", self.bits, 1, 8))
 
     @property
+    def expands(self) -> bool:
+        return self.bits == 1  # which has no level above zero
+
+    @property
     def levels(self) -> Levels:
         steps = 1 << (self.bits - 1)
         return Levels(self.bits, steps, middle=steps, last=2 * steps - 1)

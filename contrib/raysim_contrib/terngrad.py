@@ -47,6 +47,10 @@ class TernGrad(Codec):
         # the variance is s ||x||_1 - ||x||^2 with s the largest magnitude
         return math.sqrt(numel) - 1 if self.clip is None else None
 
+    @property
+    def expands(self) -> bool:
+        return self.clip is None or self.clip >= 2  # clipped values have a variance of up to clip - 1
+
     def clipped(self, x: torch.Tensor) -> torch.Tensor:
         """Return the clipped `x`, for which the codec is unbiased."""
         if self.clip is None or not x.numel():

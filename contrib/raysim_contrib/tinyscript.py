@@ -51,6 +51,10 @@ class TinyScript(Codec):
         return True
 
     @property
+    def expands(self) -> bool:
+        return self.bits == 2
+
+    @property
     def _count(self) -> int:
         return 1 << (self.bits - 1)
 

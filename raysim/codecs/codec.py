@@ -210,8 +210,21 @@ class Codec(Notation, ABC):
         """
         return None
 
+    @property
+    def expands(self) -> bool:
+        """True if the error may exceed the tensor's norm, so that a residual grows; by default if `relative_variance` does."""
+        variance = self.relative_variance(_MAX_VALUES)
+        return variance is not None and variance >= 1
+
     def check_feedback(self) -> None:
-        """Raise ValueError if error feedback diverges with this codec; by default, if it does with a nested one."""
+        """Raise ValueError if this codec or a nested one `expands`, which rules out a memory of residuals or copies."""
+        if self.expands:
+            remedy = (
+                "Leave `unbiased` out" if self.scales else "Use more bits or smaller blocks, or leave the memory out"
+            )
+            raise ValueError(
+                f"`codec` of a memory must have an error below the tensor's norm, or the residual grows, but got {self!r}. {remedy}."
+            )
         for codec in self._inner():
             codec.check_feedback()
 

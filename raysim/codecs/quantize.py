@@ -83,6 +83,10 @@ class UniformCodec(Codec):
     def whole_range(self) -> bool:
         return self.per == "tensor"
 
+    @property
+    def expands(self) -> bool:
+        return self.random and self.levels.steps == 1  # rounding moves a value by up to the whole range
+
     def _check_groups(self) -> None:
         self._coerce(block=check_groups(self.per, self.block))
         check_choice("rounding", self.rounding, ["nearest", "stochastic"])
@@ -210,6 +214,10 @@ class QSGD(UniformCodec):
     def relative_variance(self, numel: int) -> float:
         length, steps = min(self.block, numel), self.levels.steps
         return min(length / steps**2, math.sqrt(length) / steps)
+
+    @property
+    def expands(self) -> bool:
+        return self.block >= 4 * self.levels.steps**2  # as f(1 - f) <= 1/4
 
     def _ends(self, x: torch.Tensor, layout: Layout) -> Ends | None:
         if not layout.numel:

@@ -191,12 +191,9 @@ class RandomK(ByRow):
             return None
         return numel / kept_of(self.density, numel) - 1
 
-    def check_feedback(self) -> None:
-        if self.unbiased and self.density < 0.5:
-            raise ValueError(
-                "`density` of an unbiased RandomK under a memory must be at least 0.5, or the residual grows without "
-                f"bound, but got {self.density}. Leave `unbiased` out."
-            )
+    @property
+    def expands(self) -> bool:
+        return self.unbiased and self.density <= 0.5
 
     def draw(self, key: Key, shape: tuple[int, ...], device: torch.device | str) -> torch.Tensor:
         """Return the flat positions kept under a key; a lower density keeps a subset of those of a higher density."""

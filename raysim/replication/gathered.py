@@ -268,6 +268,8 @@ class ReplicaEF21(Differences):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("start", self.start, ["dense", "zero"])
+        if self.codec.relative_variance(1) is None:
+            self.codec.check_feedback()
 
     def compress(self, gradients: Gradients, memory: Memory, context: ReplicaContext) -> Rounds[Averaged]:
         if self.start == "dense" and f"own/{next(iter(gradients))}" not in memory:

@@ -94,6 +94,7 @@ class GraVAC(Layered):
         if self.ewma_alpha is not None:
             self._coerce(ewma_alpha=check_real("ewma_alpha", self.ewma_alpha, 0, 1, open_low=True))
         check_is_codec("values", self.values)
+        self.values.check_feedback()
         if self.select == RANDOM and self.values != Identity():
             raise ValueError(
                 f"`values` must be Identity with `select='random'`, whose values are summed, but got {self.values!r}."

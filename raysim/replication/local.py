@@ -268,7 +268,7 @@ class BlockTopK(Layered):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._coerce(**checked_blocks(self.kept, self.side, self.decay))
-        self.codec(self.side * self.side)  # rejects unsuitable `values`
+        self.codec(self.side * self.side).check_feedback()  # also rejects what is no codec
 
     def codec(self, block_values: int) -> TopK:
         return TopK(min(1.0, self.kept / block_values), values=self.values)

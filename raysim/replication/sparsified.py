@@ -112,6 +112,7 @@ class DGC(Layered):
         check_flag("correction", self.correction)
         check_scope(self.scope)
         check_is_codec("values", self.values)
+        self.values.check_feedback()
 
     @property
     def keeps_momentum(self) -> bool:

@@ -8,8 +8,18 @@ import math
 
 import pytest
 import torch
-from codec_laws import BEYOND, GOLDEN, bits_of, check_unbiased, digests, groups_of, keeps_all_laws, packets_are_golden
-from codec_variants import KEY, LAW_TENSORS, VARIANTS, normal
+from codec_laws import (
+    BEYOND,
+    GOLDEN,
+    bits_of,
+    check_unbiased,
+    digests,
+    groups_of,
+    keeps_all_laws,
+    packets_are_golden,
+    residuals_stay_bounded_unless_a_codec_expands,
+)
+from codec_variants import KEY, LAW_TENSORS, VARIANTS, Variant, normal
 from contrib_variants import VARIANTS as CONTRIB
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -31,6 +41,13 @@ def test_all_laws(variant) -> None:
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.notation)
 def test_packets_are_golden(variant) -> None:
     packets_are_golden(variant)
+
+
+@pytest.mark.parametrize(
+    "notation", ["QSGD(2)", "QSGD(3, block=35)", "Quantize(1, rounding='stochastic')", "TopK(0.1, values=QSGD(2))"]
+)
+def test_residuals_of_coarse_random_codecs_stay_bounded_or_the_codec_is_refused(notation: str) -> None:
+    residuals_stay_bounded_unless_a_codec_expands(Variant(notation))
 
 
 FILLED = {name: x for name, x in LAW_TENSORS.items() if x.numel()}

@@ -29,7 +29,35 @@ OF_REPLICAS = {
     "Gathered(TopK(0.1), seeds='none')": "`seeds` must be one of shared, separate, but got 'none'",
     "Gathered(LowRank(2), scope='stage')": "`scope` must be 'tensor' for LowRank(2), which works on matrices",
     "ErrorFeedback(TopK(0.1), key='sample')": "`key` of replica gradients cannot be 'sample'",
-    "ErrorFeedback(RandomK(0.1, unbiased=True))": "`density` of an unbiased RandomK under a memory must be at least 0.5",
+    **{
+        method.format(
+            codec
+        ): f"`codec` of a memory must have an error below the tensor's norm, or the residual grows, but got {codec}."
+        for codec in (
+            "QSGD(2)",
+            "QSGD(3, block=36)",
+            "RandomK(0.5, unbiased=True)",
+            "TinyScript(2)",
+            "ATOMO(3.0)",
+            "FixedPoint(1)",
+        )
+        for method in (
+            "ErrorFeedback({})",
+            "DiLoCo(2, codec=ErrorFeedback(TopK(0.1, values={})))",
+            "DiLoCoX(2, values={})",
+        )
+    },
+    **dict.fromkeys(
+        (
+            "DGC(0.1, values=QSGD(2))",
+            "GraVAC(10, 100, values=TernGrad(clip=None))",
+            "SparseLoCo(2, values=Quantize(1, rounding='stochastic'))",
+            "DeCoSGD(0.1, values=TernGrad)",
+            "EF21(Quantize(2, range='absmax', rounding='stochastic'))",
+            "EF21(Entropy(QSGD(2)))",
+        ),
+        "`codec` of a memory must have an error below the tensor's norm, or the residual grows, but got ",
+    ),
     "AQSGD(Quantize(4))": "Unknown replica method `AQSGD`",
     "DiLoCo(0)": "`steps` must be an integer of at least 1, but got 0",
     "DiLoCo(2, rate=0)": "`rate` must be in (0, 100], but got 0",
@@ -83,7 +111,7 @@ OF_COMPRESSORS = {
     "GraVAC(cf_max=100, ladder='bits')": "`cf_max` has an effect only with `ladder='topk'`, but got 'bits'",
     "GraVAC(memory='all')": "`memory` must be one of slot, sample, link, but got 'all'",
     "GraVAC(throughput='wire')": "`throughput` must be one of step, link, but got 'wire'",
-    "GraVAC(ladder=(RandomK(0.1, unbiased=True),), memory='slot')": "`density` of an unbiased RandomK under a memory",
+    "GraVAC(ladder=(RandomK(0.1, unbiased=True),), memory='slot')": "Leave `unbiased` out.",
     "GraVAC(ewma_alpha=0)": "`ewma_alpha` must be in (0, 1], but got 0",
     "ResidualVQ(bits=0)": "`bits` must be an integer from 1 to 12, but got 0.",
     "ResidualVQ(bits=3, fresh=8)": "`fresh` must be an integer from 0 to 7, but got 8.",
@@ -91,13 +119,13 @@ OF_COMPRESSORS = {
     "Epilogue(TopK(0.1), flush=True)": "`flush` sends the residual of a LazyErrorPropagation, but got TopK(0.1)",
     "Epilogue(Epilogue(TopK(0.1)))": "`inner` must be a codec or a compressor of both directions, but got Epilogue(TopK(0.1))",
     "LazyErrorPropagation(EF21(TopK(0.1)))": "`inner` must keep its memory at the sender only, but got EF21(TopK(0.1))",
-    "LazyErrorPropagation(RandomK(0.1, unbiased=True))": "`density` of an unbiased RandomK under a memory",
+    "LazyErrorPropagation(RandomK(0.1, unbiased=True))": "Leave `unbiased` out.",
     **{
         f"LazyErrorPropagation({inner})": f"`inner` must keep no residual, or errors would be sent twice, but got {inner}"
         for inner in ("ErrorFeedback(TopK(0.1))", "LazyErrorPropagation(TopK(0.1))", "GraVAC(memory='slot')")
     },
-    "ErrorFeedback(TopK(0.5, values=Hadamard(RandomK(0.1, unbiased=True))))": "`density` of an unbiased RandomK under a memory",
-    "AQSGD(RandomK(0.1, unbiased=True))": "`density` of an unbiased RandomK under a memory",
+    "ErrorFeedback(TopK(0.5, values=Hadamard(RandomK(0.1, unbiased=True))))": "Leave `unbiased` out.",
+    "AQSGD(RandomK(0.1, unbiased=True))": "Leave `unbiased` out.",
     "LazyErrorPropagation(3)": "`inner` must be a codec or a compressor of both directions, but got 3",
     "LazyErrorPropagation(TopK(0.1), reset='epoch')": "`reset` must be one of never, step, but got 'epoch'",
     "ACGC(0)": "`budget` must be in (0, 1], but got 0",

@@ -148,6 +148,26 @@ def unbiased_codecs_have_the_right_mean(variant: Variant) -> None:
         assert ((decoded.mean(dim=0) - x.double()).abs() <= 5.5 * spread / math.sqrt(600) + 1e-6).all()
 
 
+def errors_are_below_the_stated_variance(variant: Variant) -> None:
+    for name in ("normal", "heavy tail", "constant", "long", "ties"):
+        x = LAW_TENSORS[name]
+        if (bound := variant.codec.relative_variance(x.numel())) is not None:
+            errors = [error_of(variant.codec, x, key) ** 2 for key in range(1, 41)]
+            assert sum(errors) / len(errors) <= 1.1 * bound + 1e-6, name
+
+
+def residuals_stay_bounded_unless_a_codec_expands(variant: Variant) -> None:
+    try:
+        variant.codec.check_feedback()
+    except ValueError:
+        return
+    residual, norms = torch.zeros(8, 96), []
+    for key in range(1, 81):
+        _, residual = variant.codec.encode_with_residual(normal(8, 96, seed=key), torch.float32, key, residual)
+        norms.append(float(residual.norm()))
+    assert norms[-1] <= 2 * norms[39] + 1e-3
+
+
 def kernels_are_the_reference(variant: Variant) -> None:
     for name, x in carried(variant).items():
         assert_alike(variant.codec, x, name)
@@ -235,6 +255,8 @@ LAWS: tuple[Callable[[Variant], None], ...] = (
     array_bytes_are_the_formula,
     a_fixed_size_holds_for_any_values,
     unbiased_codecs_have_the_right_mean,
+    errors_are_below_the_stated_variance,
+    residuals_stay_bounded_unless_a_codec_expands,
     kernels_are_the_reference,
     a_fused_residual_is_the_plain_one,
     a_memory_is_added_on_the_way,
@@ -261,9 +283,9 @@ def groups_of(x: Tensor, per: str) -> list[Tensor]:
     return list(x.movedim(axis, 0).reshape(x.shape[axis], -1))
 
 
-def error_of(codec: Codec, x: Tensor) -> float:
+def error_of(codec: Codec, x: Tensor, key: int = KEY) -> float:
     """The relative error, as a share of the norm."""
-    return float((codec.encode(x, KEY).decode() - x).double().norm() / x.double().norm())
+    return float((codec.encode(x, key).decode() - x).double().norm() / x.double().norm())
 
 
 def check_unbiased(codec: Codec, x: Tensor, variance: Tensor, *, draws: int = 4000) -> None:
