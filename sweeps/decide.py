@@ -125,7 +125,7 @@ class DecisionState(BaseModel):
     @model_validator(mode="after")
     def _has_a_step(self) -> Self:
         if self.ended and (self.parts is None or not self.dense_s):
-            raise ValueError("`dense_step_s` and `parts` must be those of a step, since prices have ended.")
+            raise ValueError("`dense_step_s` and `parts` must be given once prices are done.")
         return self
 
     @classmethod

@@ -71,7 +71,7 @@ class Objective:
         base = self._evaluated
         unknown = f"Unknown objective `{self.name}`. Known: {', '.join(KNOWN)}, the same with _off"
         if base is not None and base not in MEASURES and not self.direction:
-            raise ConfigError(f"{unknown}; one of a metric of your own needs a `direction`.")
+            raise ConfigError(f"{unknown}; for a metric of your own, give a `direction`.")
         if base is None and self.name != "wire_bytes" and not (self.kind in PRICED and "@" in self.name):
             raise ConfigError(f"{unknown}.")
         if not self.direction:
@@ -85,7 +85,7 @@ class Objective:
             raise ConfigError(f"`objectives.mode` must be on or off, but got {self.mode!r}.")
         if self.kind != "time_to_target_s":
             if self.target is not None:
-                raise ConfigError(f"`objectives.target` is for time_to_target_s alone, but {self.name} has it.")
+                raise ConfigError(f"`objectives.target` is only for time_to_target_s, but {self.name} has it.")
         elif self.target is None:
             raise ConfigError(f"`objectives.target` must be given for {self.name}, as in 'accuracy=0.9'.")
         try:

@@ -93,7 +93,7 @@ class Sweep:
         """Called whenever a row has changed, and every second while trials run."""
         self.phases = Phases()
         """Reports the phases of the start."""
-        self.on_lost: Callable[[str], None] = lambda loss: end_process(f"{loss}. To go on, resume the sweep.")
+        self.on_lost: Callable[[str], None] = lambda loss: end_process(f"{loss}. To continue, resume the sweep.")
         """Called with a sentence when Ray's servers are lost: it ends the process, as Ray would without explanation."""
         self.results: analysis.Results | None = None
         """The records of its runs, once they are settled."""

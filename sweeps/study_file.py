@@ -238,7 +238,7 @@ def _make(file: _File, overrides: Sequence[str]) -> Study:
     space = file.space
     if space is None:
         if not isinstance(keys.space, dict) or not keys.space:
-            raise ConfigError("`space` must be a table of keys and what they may be, but got none.")
+            raise ConfigError("`space` must be a table of keys and their possible values, but got none.")
         space = Space(keys.space, keys.symbols, config.stages)
     sampler = "random" if keys.race is not None and "sampler" not in keys.model_fields_set else keys.sampler
     learns = sampler != "grid" and keys.race is None and config.evaluate_every_steps

@@ -100,7 +100,7 @@ class Cluster(NamedTuple):
             raise ConfigError(f"`--cluster` must be the file given to `ray up`, but {file} is not a file.")
         if url is not None and urlsplit(url).scheme not in ("http", "https"):
             raise ConfigError(
-                f"`--address` must be the URL of the cluster's dashboard, as http://127.0.0.1:{PORT}, but got {url!r}."
+                f"`--address` must be the URL of the cluster's dashboard, such as http://127.0.0.1:{PORT}, but got {url!r}."
             )
         return cls(Path(file), None, ClusterHead.of(Path(file))) if file else cls(None, url)
 
@@ -205,12 +205,12 @@ def submit(
             status = asyncio.run(_follow(client, job, url))
         except KeyboardInterrupt as interruption:
             stop = cluster.job_command("stop", job)
-            interruption.add_note(f"The job goes on. To follow it: {follow}. To end it: {stop}.")
+            interruption.add_note(f"The job continues. To follow it: {follow}. To end it: {stop}.")
             raise
         except (RuntimeError, OSError) as error:
             raise JobError(
                 f"the job can no longer be followed ({_first_line(error)}). Once the cluster answers: {follow}. If its head is lost, "
-                f"the same command with --resume goes on from {out}"
+                f"the same command with --resume continues from {out}"
             ) from None
         code = client.get_job_info(job).driver_exit_code
     if status != "SUCCEEDED":

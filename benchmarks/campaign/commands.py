@@ -58,7 +58,7 @@ def as_on_a_terminal() -> None:
 
 def disorder(number: int, moment: str, code: int, errors: str) -> list[str]:
     """Return the harm where a command that was asked to end did not do so in order."""
-    said = "To go on: " in errors or "before anything began" in errors
+    said = "To continue: " in errors or "before anything began" in errors
     if code in (0, 128 + number) and (said or not code) and "Traceback" not in errors and "***" not in errors:
         return []
     return [f"{signal.Signals(number).name} {moment}: {code}, {errors.strip().splitlines()[-1:]}"]

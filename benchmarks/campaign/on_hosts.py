@@ -232,7 +232,7 @@ def _disorder(session: Session, struck: list[str]) -> list[str]:
     allowed = {0, 1}
     allowed |= {143} if "the driver asked to end" in struck else set()
     allowed |= {-signal.SIGKILL} if "the driver killed" in struck else set()
-    if code not in allowed or (code in (1, 143) and "o go on" not in last):
+    if code not in allowed or (code in (1, 143) and "o continue" not in last):
         return [f"ended with {code}: {session.said[-2000:]}"]
     if "Traceback" in session.said or "***" in session.said:
         return [f"more than a sentence: {session.said[-3000:]}"]

@@ -133,7 +133,7 @@ def _harms(blow: Blow, phases: dict[str, Phase], words: Sequence[str], ends: Cal
         return [f"{blow}: no moment was found"]
     harm = [f"left {done.left}"] if done.left else []
     last = done.said.strip().splitlines()[-1:] or [""]
-    if done.code not in (0, 1) or (done.code == 1 and "To go on: raysim " not in last[0]):
+    if done.code not in (0, 1) or (done.code == 1 and "To continue: raysim " not in last[0]):
         harm.append(f"ended with {done.code}: {last}")
     if "Traceback" in done.said or "***" in done.said:
         harm.append(f"more than a sentence: {done.said[-2000:]}")

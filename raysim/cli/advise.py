@@ -89,9 +89,9 @@ def advise(
     """
     networks = parse_networks(network, window) if network or window else []
     if costs is not None and not networks:
-        fail("`--costs` are of steps on a network: add --network 1gbps.", 2)
+        fail("`--costs` needs a network: add --network 1gbps.", 2)
     if study is not None and not networks:
-        fail("`--study` needs a network, on which settings pay or not: add --network 1gbps.", 2)
+        fail("`--study` needs a network to price settings on: add --network 1gbps.", 2)
     from raysim.forecast.advise import advise as ask
     from raysim.forecast.fleet import Fleet
     from raysim.forecast.inputs import find_model, make_job, parse_layout, parse_setting

@@ -39,7 +39,7 @@ def decide(
     network: Annotated[str, typer.Option(help="The network: a preset, text such as 200mbps+30ms, or a file.")] = ...,  # type: ignore[assignment]
     budget: Annotated[str, typer.Option(help="What it may take: 90min, 3h, '2 GPU hours', or money, '40 EUR'.")] = "1h",
     data: Annotated[
-        Path | None, typer.Option(help="A text to train on; other data by keys, such as data=images.")
+        Path | None, typer.Option(help="A text to train on; give other data as keys, such as data=images.")
     ] = None,
     tried: Tried = None,
     device: ComputeDevice = None,
@@ -76,7 +76,7 @@ def decide(
     if device is not None and profile is not None:
         fail("`--device` and `--profile` both say how fast compute is: give one of them.", 2)
     if resume and out is None:
-        fail("`--resume` needs `--out`, the folder of the decision to go on with.", 2)
+        fail("`--resume` needs `--out`, the folder of the decision to continue.", 2)
     from raysim.sweeps.budget import Budget
 
     allowed = Budget.parse(budget, price_per_hour)
@@ -100,7 +100,7 @@ def decide(
         try:
             _prepare(decision, wire)
         except KeyboardInterrupt:
-            fail(f"interrupted. To go on: {again}", ending.exit_code)
+            fail(f"interrupted. To continue: {again}", ending.exit_code)
         if decision.left and not decision.settled:
             _race(decision, allowed, again, ending, address=address)
         show_decision(decision)
@@ -159,7 +159,7 @@ def _data_keys(recipe: str, data: Path | None) -> list[str]:
         return []
     if not data.is_file():
         fail(
-            f"`--data` must be a text file, but got {str(data)!r}; other data by keys, such as data=images data.path=FOLDER.",
+            f"`--data` must be a text file, but got {str(data)!r}; give other data as keys, such as data=images data.path=FOLDER.",
             2,
         )
     folder = Path(recipe).expanduser()

@@ -82,7 +82,7 @@ class Commands(TyperGroup):
         except SystemExit as error:  # of a user's own code: no run has ended
             if isinstance(error.__context__, BrokenPipeError):  # rich's, after the reader has closed the pipe
                 raise
-            fail(f"the command was ended by the call sys.exit({error.code!r}) in code that it ran.", 1)
+            fail(f"the command was ended by sys.exit({error.code!r}) in code that it ran.", 1)
         except MemoryError as error:
             fail(f"this machine has too little memory: {str(error) or 'none is left'}.", 1)
         except BrokenPipeError:  # the reader has closed the pipe

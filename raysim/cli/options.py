@@ -241,7 +241,7 @@ def parse_networks(texts: list[str] | None, window: str | None = None) -> list[N
     from raysim.network.presets import parse_network
 
     if window is not None and read_window(window) is None:
-        fail(f"`--window` must be bytes, such as 4MiB, or 2x4MiB of two streams, but got {window!r}.", 2)
+        fail(f"`--window` must be bytes, such as 4MiB, or 2x4MiB for two streams, but got {window!r}.", 2)
     try:
         return [parse_network(f"{text}/{window}" if window else text) for text in texts]
     except ValueError as error:

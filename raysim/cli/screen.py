@@ -73,7 +73,10 @@ def screen(
         if value is not None and not networks:
             fail(f"`{option}` is for speed-ups, which need a network: add --network 200mbps+30ms.", 2)
     if networks and not gradients and device is None and profile is None:
-        fail("`--no-gradients` times no backward: leave out `--network`, or add `--device` or `--profile`.", 2)
+        fail(
+            "without a backward, `--no-gradients` cannot price steps: leave out `--network`, or add `--device` or `--profile`.",
+            2,
+        )
     if only_tried and not tried:
         fail("`--only-tried` leaves out the default settings, so it needs a setting of `--try`.", 2)
     from raysim.config import make_config, read_values

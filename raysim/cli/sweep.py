@@ -140,7 +140,7 @@ def run_sweep(sweep: Sweep, again: str, ending: Interruption, show: Callable[[Sw
     def on_lost(loss: str) -> None:
         ending.signal = ending.signal or sweep.halt.signal  # a running sweep handles signals itself
         once = ", once a cluster is up" if sweep.address else ""
-        leave(loss, f"To go on{once}: {again}", ending)
+        leave(loss, f"To continue{once}: {again}", ending)
 
     sweep.on_lost = on_lost
     try:
@@ -158,13 +158,13 @@ def run_sweep(sweep: Sweep, again: str, ending: Interruption, show: Callable[[Sw
     except KeyboardInterrupt as error:
         ending.signal = ending.signal or next(iter(error.args), None)  # a running sweep handles signals itself
         fail(
-            f"interrupted. To go on: {again}" if sweep.begun else "interrupted before anything began.",
+            f"interrupted. To continue: {again}" if sweep.begun else "interrupted before anything began.",
             ending.exit_code,
         )
     except OSError as error:
         fail(f"the sweep failed: {os_sentence(error)} When that is fixed, resume: {again}", 1)
     except (SweepError, AnalysisError, PlaceError, RecordsError) as error:  # such as a bucket that no longer answers
-        fail(f"{str(error).rstrip('.')}. To go on: {again}", 1)
+        fail(f"{str(error).rstrip('.')}. To continue: {again}", 1)
 
 
 def submit(

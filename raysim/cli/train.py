@@ -75,7 +75,7 @@ def train(
             _check_repeat(training)
         words = ["raysim", "train", recipe, *(overrides or [])]
         words += ["--engine", engine, "--out", str(training.folder), "--resume"]
-        again = f"To go on: {shlex.join(words)}"
+        again = f"To continue: {shlex.join(words)}"
         training.engine.on_stuck = lambda loss: leave(loss, again, ending)
         _train(training, again, ending, json_file)
 
@@ -133,7 +133,7 @@ def _check_repeat(training: Training) -> None:
     layer = first_difference(training.config, training.workload.data)
     if layer is not None:
         fail(
-            f"the run is not deterministic: {layer} differs when the same steps are taken twice. It could not be resumed "
+            f"the run is not deterministic: {layer} differs when the same steps run twice. It could not be resumed "
             "to the same bits. Draw random numbers from torch's generator, which raysim seeds, and keep no state outside "
             "of parameters and buffers.",
             1,

@@ -116,7 +116,7 @@ class Packet(NamedTuple):
         if self.dtype not in DTYPES or any(size < 0 for size in self.shape):
             raise ValueError(f"A packet of {self.codec!r} cannot hold {self.dtype} of shape {self.shape}.")
         if math.prod(max(size, 1) for size in self.shape) > _MAX_VALUES:
-            raise ValueError(f"A packet must hold at most {_MAX_VALUES} values, but claims shape {self.shape}.")
+            raise ValueError(f"A packet must hold at most {_MAX_VALUES} values, but has shape {self.shape}.")
         for name, array in self.arrays.items():
             if not isinstance(array, np.ndarray) or array.dtype.kind not in "iufb":
                 kind = array.dtype if isinstance(array, np.ndarray) else type(array).__name__

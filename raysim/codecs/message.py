@@ -120,7 +120,7 @@ class CodecTable:
         for _ in range(reader.number()):
             number = reader.number()
             if number > len(self.names):
-                raise ValueError(f"A message must name one of {len(self.names)} packets, but names number {number}.")
+                raise ValueError(f"A message must name one of {len(self.names)} packets, but names codec {number}.")
             name = self.names[number - 1] if number else reader.text()
             if name in described:
                 raise ValueError(f"A message must hold each packet once, but holds {name!r} twice.")
@@ -160,7 +160,7 @@ class CodecTable:
         """Read a description: codec, dtype, shape and the names of the arrays in the packet."""
         number, dtype = divmod(reader.number(), 4)
         if number > len(self.entries):
-            raise ValueError(f"A message must name one of {len(self.entries)} codecs, but names number {number}.")
+            raise ValueError(f"A message must name one of {len(self.entries)} codecs, but names codec {number}.")
         codec, names = self.entries[number - 1] if number else _entry_of_notation(reader.text())
         dimensions = reader.number()
         if dimensions > MAX_DIMENSIONS:
@@ -170,9 +170,7 @@ class CodecTable:
             raise ValueError(f"A message must have at most {max_values} values, but has shape {shape}.")
         absent = reader.number()
         if absent >> len(names):
-            raise ValueError(
-                f"A message of {codec!r} must have at most {len(names)} arrays, but leaves out more than that."
-            )
+            raise ValueError(f"A message of {codec!r} must have at most {len(names)} arrays, but omits more.")
         return codec, _DTYPES[dtype], shape, [name for i, name in enumerate(names) if not absent >> i & 1]
 
 
@@ -227,15 +225,13 @@ class Reader:
         """Return the next text."""
         length = self.number()
         if length > min(MAX_LENGTH, len(self._header) - self._position):
-            raise ValueError(
-                f"A text in a header must have at most {MAX_LENGTH} bytes, all present, but states {length}."
-            )
+            raise ValueError(f"A text in a header must have at most {MAX_LENGTH} bytes, but states {length}.")
         return self.take(length).decode()
 
     def take(self, length: int) -> bytes:
         """Return the next bytes."""
         if self._position + length > len(self._header):
-            raise ValueError(f"A header must have the {length} bytes that it states, but is shorter.")
+            raise ValueError(f"A header must have the {length} bytes that it states, but ends earlier.")
         data = self._header[self._position : self._position + length]
         self._position += length
         return data

@@ -121,7 +121,9 @@ def encode_positions(positions: torch.Tensor, total: int, form: str) -> dict[str
     """Return the arrays that code `positions`, strictly increasing int64 below `total`."""
     if form == "int32":
         if total > 2**31:
-            raise ValueError(f"`index='int32'` counts to {2**31}, but got a tensor of {total} values. Use 'auto'.")
+            raise ValueError(
+                f"`index='int32'` supports up to {2**31} values, but got a tensor of {total} values. Use 'auto'."
+            )
         return {"int32": to_bytes(positions.to(torch.int32))}
     if kernel := kernels.find_on("packing.encode_positions", positions.device, total):  # on the CPU
         arrays: dict[str, np.ndarray] = kernel(positions, total, form)
@@ -185,7 +187,7 @@ def decode_positions(packet: Packet, kept: int, device: torch.device | str = "cp
 def misplaced(packet: Packet, kept: int) -> ValueError:
     """Return the error for a packet with invalid positions for `kept` values."""
     return ValueError(
-        f"A packet of {packet.codec!r} holds positions that are not {kept} increasing ones below {packet.numel}."
+        f"A packet of {packet.codec!r} must hold {kept} increasing positions below {packet.numel}, but does not."
     )
 
 

@@ -115,7 +115,7 @@ class MixedErrorFeedback(Residual):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.codec, TopK):
-            raise ValueError(f"`codec` must be a TopK, whose budget is split, but got {self.codec!r}.")
+            raise ValueError(f"`codec` must be a TopK, to split its budget, but got {self.codec!r}.")
         if self.codec.index != "auto":
             raise ValueError(
                 f"`index` of the TopK must be 'auto' here, as Nonzero sends positions, but got {self.codec.index!r}."

@@ -198,7 +198,7 @@ class WarmStart(Compressor):
 
     def __post_init__(self) -> None:
         if not isinstance(self.codec, LowRank):
-            raise ValueError(f"`codec` must be a LowRank, whose Q is kept, but got {self.codec!r}.")
+            raise ValueError(f"`codec` must be a LowRank, to keep its Q, but got {self.codec!r}.")
 
     def encode(self, x: torch.Tensor, state: State, context: Context) -> tuple[Packet, State]:
         matrices = self.codec.matrices(tuple(x.shape))

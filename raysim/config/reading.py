@@ -85,7 +85,7 @@ def read_values(source: str | Path, overrides: Iterable[str] = ()) -> dict[str, 
     for key in keys:
         if not holds(values, key):
             other = f"that of `{EXCLUSIVE[key]}`" if EXCLUSIVE.get(key) in keys else "another one"
-            raise ConfigError(f"The override of `{key}` is undone by {other}. Leave one of them out.")
+            raise ConfigError(f"The override of `{key}` conflicts with {other}. Leave one of them out.")
     return {"name": name} | values
 
 
@@ -130,7 +130,7 @@ def read_source(source: str | Path, derived: tuple[Path, ...] = ()) -> tuple[str
             raise ConfigError(f"`base` must not form a cycle, but {source} has {base!r}.")
         if len(below) > MOST_BASES:
             raise ConfigError(
-                f"At most {MOST_BASES} files may follow one another by `base`, but {source} names one more, {base!r}."
+                f"At most {MOST_BASES} files may be chained by `base`, but {source} names one more, {base!r}."
             )
         parent = read_source(parent_source, below)[1]
         for key, value in values.items():

@@ -179,9 +179,7 @@ def _check_clock(value: str) -> str:
 
 def _check_power_of_two(value: float) -> float:
     if math.frexp(value)[0] != 0.5:
-        raise ValueError(
-            f"`loss_scale` must be a power of two, by which numbers scale without rounding, but got {value:g}."
-        )
+        raise ValueError(f"`loss_scale` must be a power of two, so that scaling does not round, but got {value:g}.")
     return value
 
 

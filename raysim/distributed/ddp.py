@@ -277,7 +277,7 @@ class Gradients:
         if method.decentralized or "stage" in method.needs:
             why = "replicas keep parameters of their own" if method.decentralized else "it needs stages of its own"
             raise ValueError(
-                f"`method` cannot be {method!r} in a hook, which sees gradients alone: {why}. Use `raysim.train`."
+                f"`method` cannot be {method!r} in a hook, which sees only gradients: {why}. Use `raysim.train`."
             )
         given = {"epochs": ("steps_per_epoch", self._steps_per_epoch), "learning_rate": ("optimizer", self._optimizer)}
         for need, (argument, value) in given.items():

@@ -125,9 +125,9 @@ def build_alike(group: dist.ProcessGroup | None, verb: str, build: Callable[[], 
         for field, value in rank_settings.items():
             first = gathered[0][1][field]
             if value != first:
-                shown = ("others", "some") if isinstance(value, Mapping) else (value, first)
+                values = "" if isinstance(value, Mapping) else f": {value} and {first}"
                 raise ValueError(
-                    f"All ranks must {verb} alike, but {field} on rank {rank} is {shown[0]}, and on rank 0 {shown[1]}."
+                    f"All ranks must {verb} alike, but {field} differs between ranks {rank} and 0{values}."
                 )
     return built[0]
 
@@ -153,7 +153,7 @@ def check_parameters(saved: Shapes, own: Shapes) -> None:
         if own.get(name) != saved.get(name):
             here, there = (f"the shape {side[name]}" if name in side else "none" for side in (own, saved))
             raise ValueError(
-                f"`model` must have the parameters of the checkpoint, but of `{name}` the model has {here}, and the checkpoint {there}."
+                f"`model` must have the checkpoint's parameters, but `{name}` has {here} in the model and {there} in the checkpoint."
             )
     if list(saved) != list(own):
         raise ValueError("`model` must have its parameters in the order of the checkpoint.")

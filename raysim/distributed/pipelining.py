@@ -67,9 +67,8 @@ def frame_words(field: str, method: Compressor, shape: tuple[int, ...], dtype: t
     arrays = method.array_bytes(shape, str(dtype).removeprefix("torch."))
     if arrays is None:
         raise ValueError(
-            f"`{field}` cannot be {method!r} between stages of torch.distributed.pipelining, which carries tensors of a fixed "
-            "size: its packets have no bound below the dense tensor. Use a codec whose packets have one size, such as TopK or "
-            "Quantize."
+            f"`{field}` cannot be {method!r} between stages of torch.distributed.pipelining: its packets vary in size. Use a codec "
+            "with packets of a fixed size, such as TopK or Quantize."
         )
     count = max(len(entry.names) for entry in method.table.entries)
     return -(-(_HEAD.size + _LENGTH.size * count + _HEADER_BYTES + arrays) // _WORD)
@@ -107,7 +106,7 @@ def read_frame(tensor: Tensor) -> Frame:
         )
     data = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().copy()
     changed = FrameError(
-        "A packet must arrive as it was sent, but its check word does not fit: something casts or changes the inputs of the "
+        "A packet must arrive as it was sent, but its checksum does not match: something casts or changes the inputs of the "
         "stage. With FSDP set `cast_forward_inputs=False`."
     )
     if len(data) < _HEAD.size:
@@ -185,7 +184,7 @@ class _PacketSide(BoundaryModule):
                 f"other end's differ from this end's ({self.extra_repr()})."
             )
         if frame.number != number & 0xFFFFFFFF:
-            raise FrameError(f"Boundary {self.boundary} awaited message {number}, but got message {frame.number}.")
+            raise FrameError(f"Boundary {self.boundary} expected message {number}, but got message {frame.number}.")
         return frame.message
 
 

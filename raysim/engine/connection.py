@@ -216,7 +216,7 @@ def check_address(address: str, field: str) -> None:
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise ConfigError(
-            f"{field} must be the host:port of a cluster's head, as {host or address}:6379, but got {address!r}."
+            f"{field} must be the host:port of a cluster's head, such as {host or address}:6379, but got {address!r}."
         )
     try:
         socket.create_connection((host, int(port)), timeout=ANSWER_S).close()

@@ -46,7 +46,7 @@ class Engine(ABC):
         """True to start Ray's dashboard."""
         self.on_phase: Callable[[str | None], None] = lambda phase: None
         """Called during a start with what it waits for next, or None if the wait prints its own messages."""
-        self.on_stuck: Callable[[str], None] = lambda loss: end_process(f"{loss}. To go on, resume the run.")
+        self.on_stuck: Callable[[str], None] = lambda loss: end_process(f"{loss}. To continue, resume the run.")
         """Ends the process with a message; called in another thread if a Ray call does not return after Ray's servers were lost."""
 
     @property

@@ -84,7 +84,7 @@ class RayEngine(Engine):
         self._nodes = self._place()
         if self.incarnation and len(set(self._nodes)) > 1:
             on = (f"{self._stages_on(node)} on {node_address(node)}" for node in dict.fromkeys(self._nodes))
-            print(f"the run goes on with {'; '.join(on)}", file=sys.stderr, flush=True)
+            print(f"the run continues with {'; '.join(on)}", file=sys.stderr, flush=True)
         self.on_phase("kernels that are compiled")
         warm_run(plan)  # compile once here; the workers on this machine load the result from disk
         self.on_phase(f"the processes of {self.num_workers} workers, which import torch")

@@ -121,7 +121,7 @@ def wait_for_capacity(
             if fitting >= num_workers:
                 return free, gpus
             wanted = f"{config.cpus_per_stage:g} CPU" + (f" and {gpus:g} GPU" if gpus else "")
-            needed = f"{num_workers} workers of {wanted} each need room, and there is room for {fitting}"
+            needed = f"{num_workers} workers of {wanted} each do not fit: there is capacity for {fitting}"
             bundle = {"CPU": config.cpus_per_stage} | ({"GPU": gpus} if gpus else {})
             if demand.elastic and demand.reached([bundle] * num_workers, TRY_S):
                 demand.leave()

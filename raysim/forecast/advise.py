@@ -196,9 +196,7 @@ def _check(job: Job, own: HostLayout, networks: Sequence[Network], tried: Sequen
         )
     for network in networks:
         if network.num_hosts is not None and network.num_hosts < fleet.hosts:
-            raise InputError(
-                f"{network!r} has {network.num_hosts} hosts, but the job {fleet.hosts}: name as many, or use fewer devices."
-            )
+            raise InputError(f"{network!r} has {network.num_hosts} hosts, but the job has {fleet.hosts}: use as many.")
     methods = {each.replica_gradient for each in tried} - {SAME}
     if own.replicas == 1 and methods:
         raise InputError("`--try`: `replica_gradient` needs replicas, but the job is one pipeline: add --replicas 2.")

@@ -66,9 +66,9 @@ def recorded_profile(config: RunConfig, recorded: Profile, num_stages: int) -> P
     profile's number of stages or microbatch size differs from the run's, or it has several replicas.
     """
     if recorded.num_stages != num_stages:
-        raise ConfigError(f"`num_stages` must be that of the profile ({recorded.num_stages}), but got {num_stages}.")
+        raise ConfigError(f"`num_stages` must be the profile's ({recorded.num_stages}), but got {num_stages}.")
     if recorded.num_replicas != 1:
-        raise ConfigError(f"`profile` must be of one replica, but got {recorded.num_replicas}: record it again.")
+        raise ConfigError(f"`profile` must have one replica, but got {recorded.num_replicas}: record it again.")
     try:
         recorded.check_microbatches(config.microbatch_size)
     except ValueError as error:
@@ -80,7 +80,7 @@ def recorded_profile(config: RunConfig, recorded: Profile, num_stages: int) -> P
     if cuts_backward(config, num_stages) and profile.compute_s.shape[2] < len(OPS):
         raise ConfigError(
             f"`profile` times each backward as a whole, but {config.schedule!r} runs weight gradients separately: record it with "
-            f"`raysim profile ... schedule={config.schedule!r}`, or set the share of the backward that is theirs: "
+            f"`raysim profile ... schedule={config.schedule!r}`, or set their share of the backward: "
             "`Profile.load(FILE).split_backward(SHARE).save(FILE)`."
         )
     return profile

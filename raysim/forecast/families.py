@@ -188,7 +188,7 @@ def shape_of(values: Mapping[str, Any], length: int | None = None, *, name: str 
     for key, value in _COUNTED.items():
         if values.get(key, value) not in (value, None):
             raise InputError(
-                f"`{key}` must be {json.dumps(value)} for a model to be counted, but got {values[key]!r}. Give the shape: --layers, "
+                f"`{key}` must be {json.dumps(value)} to count operations, but got {values[key]!r}. Give the shape: --layers, "
                 "--width, --length, --vocabulary."
             )
     missing = [field for field in ("layers", "width", "heads", "vocabulary") if not sizes[field]]

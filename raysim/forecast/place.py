@@ -48,7 +48,7 @@ def place(step: TimedStep, network: Network, *, most: int = MOST_TRIED, seed: in
     if size is None:
         raise InputError(f"{network!r} has equal links between all hosts, so that every placement is equally fast.")
     if workers > size:
-        raise InputError(f"{network!r} has {size} hosts, but the step {workers} workers: one host each is needed.")
+        raise InputError(f"{network!r} has {size} hosts, but the step has {workers} workers: each needs a host.")
     prices: dict[Hosts, float] = {}
     labels = equal_hosts([network], size)
 

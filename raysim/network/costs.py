@@ -270,6 +270,6 @@ def load_costs(path: Path) -> FleetCosts:
             raise ValueError(f"A file of costs must have one of the fields {', '.join(known)}.")
         return FleetCosts(**values)
     except OSError as error:
-        raise InputError(f"The file of costs {str(path)!r} must be readable, but: {error.strerror}.") from None
+        raise InputError(f"The file of costs {str(path)!r} cannot be read: {error.strerror}.") from None
     except ValueError as error:
         raise InputError(f"{str(error).rstrip('.')} (in {str(path)!r}).") from None

@@ -131,7 +131,7 @@ def load_network(path: Path) -> Network:
     try:
         text = read_text(path)
     except OSError as error:
-        raise ValueError(f"The network file {str(path)!r} must be readable, but: {error.strerror}.") from None
+        raise ValueError(f"The network file {str(path)!r} cannot be read: {error.strerror}.") from None
     try:
         return _from_csv(text, path.stem) if path.suffix == ".csv" else _from_toml(text, path.stem)
     except (ValueError, csv.Error) as error:

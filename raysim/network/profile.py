@@ -191,7 +191,7 @@ class Profile:
         """Raise ValueError if the profile's microbatches have a different number of samples."""
         if self.microbatch_samples not in (0, samples):
             raise ValueError(
-                f"`profile` must be of microbatches of {samples} samples, but got {self.microbatch_samples}: "
+                f"`profile` must have microbatches of {samples} samples, but has {self.microbatch_samples}: "
                 "record it again with the same `batch_size` and `num_microbatches`."
             )
 
@@ -200,7 +200,7 @@ class Profile:
         self.check_microbatches(samples)
         if self.num_stages != num_stages:
             raise ValueError(
-                f"`profile` must be of {num_stages} stages, as the runs that it prices, but got {self.num_stages}."
+                f"`profile` must have {num_stages} stages, as in the runs that it prices, but has {self.num_stages}."
             )
 
     def with_packets_of(self, other: Profile) -> Profile:
@@ -289,11 +289,11 @@ class Profile:
         try:
             content = parse_json(read_text(path))
         except OSError as error:
-            raise ValueError(f"The profile {str(path)!r} must be readable, but: {error.strerror}.") from None
+            raise ValueError(f"The profile {str(path)!r} cannot be read: {error.strerror}.") from None
         except ValueError:
-            raise ValueError(f"The profile {str(path)!r} must be JSON, but it does not parse.") from None
+            raise ValueError(f"The profile {str(path)!r} is not valid JSON.") from None
         if not isinstance(content, dict) or content.pop("format", None) != FORMAT:
-            raise ValueError(f"The profile {str(path)!r} must be of format {FORMAT!r}, but it is not.")
+            raise ValueError(f"The profile {str(path)!r} is not of format {FORMAT!r}.")
         known = {item.name for item in fields(cls)} - {"transport"}
         if set(content) - known or "compute_s" not in content:
             raise ValueError(f"The profile {str(path)!r} must have the fields of a profile, but got {sorted(content)}.")

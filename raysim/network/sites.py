@@ -218,7 +218,7 @@ def _country(values: Mapping[str, Any]) -> str:
 def _window(text: object) -> dict[str, Any]:
     window = read_window(text) if isinstance(text, str) else None
     if window is None:
-        raise ValueError(f'`window` must be bytes, such as "4MiB", or "2x4MiB" of two streams, but got {text!r}.')
+        raise ValueError(f'`window` must be bytes, such as "4MiB", or "2x4MiB" for two streams, but got {text!r}.')
     return window
 
 

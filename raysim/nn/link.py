@@ -148,7 +148,7 @@ def parse_methods(forward: str, backward: str, *, shared_indices: bool = False) 
             )
         if method.needs:
             raise ValueError(
-                f"`{field}` cannot be {method!r} outside of `raysim train`, which gives it facts about the whole step."
+                f"`{field}` cannot be {method!r} outside of `raysim train`, since it depends on the whole step."
             )
     if not shared_indices:
         return methods

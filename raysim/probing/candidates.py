@@ -201,9 +201,7 @@ def fidelity_of(values: Gradients, mean: Gradients) -> float:
 def check_gradients(method: ReplicaMethod, shapes: dict[str, tuple[int, ...]], num_replicas: int) -> None:
     """Raise ValueError if a method needs more than the gradients of a step, since a probe sees nothing else."""
     if method.decentralized or method.after_update or method.needs:
-        raise ValueError(
-            f"`gradients` cannot be {method!r}: a probe sees gradients alone, and this method needs more. Use `raysim.train`."
-        )
+        raise ValueError(f"`gradients` cannot be {method!r} in a probe, which sees only gradients. Use `raysim.train`.")
     try:
         method.check(shapes, num_replicas, None)
     except ValueError as refused:

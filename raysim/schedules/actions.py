@@ -189,7 +189,9 @@ def check_rows(rows: Sequence[Row]) -> None:
         for microbatch in range(num_microbatches):
             for op in "FB":
                 if Action(stage, op, microbatch) not in seen:
-                    raise ValueError(f"Every action must be in a schedule once, but {stage}{op}{microbatch} is not.")
+                    raise ValueError(
+                        f"Every action must be in a schedule once, but {stage}{op}{microbatch} is missing."
+                    )
     topological_order(rows, num_stages)
 
 
@@ -243,7 +245,7 @@ def read_csv(path: Path | str) -> list[Row]:
     try:
         text = read_text(path)
     except OSError as error:
-        raise ValueError(f"The schedule {str(path)!r} must be readable, but: {error.strerror}.") from None
+        raise ValueError(f"The schedule {str(path)!r} cannot be read: {error.strerror}.") from None
     try:
         return rows_from_csv(text)
     except (ValueError, csv.Error) as error:

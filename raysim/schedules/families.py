@@ -327,7 +327,7 @@ class Custom(WorkerSchedule):
         }
         for name, value in fixed.items():
             if size[name] != value:
-                raise ValueError(f"`{name}` must be that of {self.path!r} ({value}), but got {size[name]}.")
+                raise ValueError(f"`{name}` must be {value}, as in {self.path!r}, but got {size[name]}.")
         return rows
 
     def workers(self, num_stages: int) -> list[int]:

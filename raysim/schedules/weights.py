@@ -144,7 +144,7 @@ class DoubleBuffered(WeightPolicy):
         in_flight = max(Unflushed(run.schedule).in_flight(run.stages))
         if run.num_microbatches < in_flight:
             raise ValueError(
-                f"`num_microbatches` must be at least {in_flight} with {self!r}, as many as are in flight at the first stage, "
+                f"`num_microbatches` must be at least {in_flight} with {self!r}, the number in flight at the first stage, "
                 f"but got {run.num_microbatches}."
             )
 

@@ -244,7 +244,7 @@ class Resumable(NamedTuple):
             if newer.step > self.checkpoint.step:
                 shutil.rmtree(newer.path)
         step = self.checkpoint.step
-        return f"{' '.join(self.errors)} The run goes on from step {step}, and repeats the steps after it."
+        return f"{' '.join(self.errors)} The run continues from step {step}, and repeats the steps after it."
 
 
 def find_resumable(folder: Path, config: RunConfig, row: Mapping[str, Any], recorder: Recorder) -> Resumable:

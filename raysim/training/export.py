@@ -35,7 +35,7 @@ def save_pretrained(run: Run | str | Path, folder: str | Path, *, adapter: bool 
     row = run.row
     if row.get("model") != "hf":
         raise ConfigError(
-            f"Only a run with `model` = 'hf' can be exported, but that in {run.folder} has {row.get('model')!r}."
+            f"Only a run with `model` = 'hf' can be exported, but the run in {run.folder} has {row.get('model')!r}."
         )
     options, data = _options(row, "model"), _options(row, "data")
     if row.get("bottleneck") is not None:

@@ -59,7 +59,7 @@ def train(
                     pass
         except KeyboardInterrupt as interruption:
             interruption.add_note(
-                f"To go on, train with the same arguments and out={str(training.folder)!r}, resume=True."
+                f"To continue, train with the same arguments and out={str(training.folder)!r}, resume=True."
             )
             raise
     return Run(training.folder)

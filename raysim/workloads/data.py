@@ -224,7 +224,7 @@ class OwnSplit:
         for index, x in zip(ids, inputs, strict=True):
             if tuple(x.shape) != self.shape.input_shape:
                 raise ValueError(
-                    f"The input of sample {index} of {self.samples.name} has the shape {tuple(x.shape)}, but that of sample 0 "
+                    f"The input of sample {index} of {self.samples.name} has the shape {tuple(x.shape)}, but sample 0 has "
                     f"{self.shape.input_shape}."
                 )
         return torch.stack(inputs).to(getattr(torch, self.shape.input_dtype))
@@ -279,7 +279,7 @@ def own(name: str, arguments: Mapping[str, Any]) -> Data:
             if targets is not None and learned and count > (declared or counts[0]):
                 raise ValueError(
                     f"A target of {part.name} is {count - 1}, but {'`classes` declares' if declared else 'the training split has'} "
-                    f"{declared or counts[0]} classes from 0. Leave such samples out, or give the number by an attribute `classes`."
+                    f"{declared or counts[0]} classes from 0. Leave such samples out, or give the number as an attribute `classes`."
                 )
         if known[0] is not None and declared is None:
             check_codes(f"The training split of `{name}`", len(np.unique(known[0])), counts[0])

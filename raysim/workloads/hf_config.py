@@ -165,7 +165,7 @@ def check_tokens(path: str, shape: DataShape) -> None:
     by_bytes = task_kind(shape) != "images" and num_tokens(shape) == Bytes.num_tokens
     if by_bytes and (Path(path) / "tokenizer.json").is_file() and HuggingFace(path).num_tokens != Bytes.num_tokens:
         raise ValueError(
-            f"The data are read as bytes, but {path!r} has learned the tokens of a tokenizer. Add `data.tokenizer={path}`."
+            f"The data are read as bytes, but {path!r} was trained with a tokenizer. Add `data.tokenizer={path}`."
         )
 
 

@@ -173,7 +173,7 @@ def _made(auto: Any, source: ModelSource, settings: Any) -> Any:
     except Exception as error:
         if source.path is not None:
             raise refusal(source.path, error) from error
-        raise ValueError(f"`model.config` makes no model: {first_sentence(error)}.") from error
+        raise ValueError(f"No model can be made from `model.config`: {first_sentence(error)}.") from error
 
 
 def _pretrained(auto: Any, source: ModelSource, settings: Any) -> Any:

@@ -57,7 +57,7 @@ def check_labels(source: RowSource, label: str, labels: NDArray[Any], known: NDA
     """Raise ValueError naming the first row of `source` whose label is none of the `known` classes."""
     if (labels.dtype.kind in "US") != (known.dtype.kind in "US"):
         kinds = ["words" if x.dtype.kind in "US" else "numbers" for x in (labels, known)]
-        raise ValueError(f"Column `{label}` of {source.name} holds {kinds[0]}, but in the training split {kinds[1]}.")
+        raise ValueError(f"Column `{label}` of {source.name} holds {kinds[0]}, but {kinds[1]} in the training split.")
     other = ~np.isin(labels, known)
     if other.any():
         i = int(other.argmax())

@@ -115,7 +115,7 @@ class PictureSplit:
         if image.size != (width, height):
             raise ValueError(
                 f"The image {self.pictures.name(row)} is {image.width}x{image.height}, but the first one is "
-                f"{width}x{height}. Give all one size by `data.size`."
+                f"{width}x{height}. Set `data.size` to resize all."
             )
         return np.asarray(image).transpose(2, 0, 1)
 

@@ -320,5 +320,5 @@ def load_hub_set(*name: str) -> Any:
         return datasets.load_dataset(*name)
     except Exception as error:  # the library raises many types
         raise ValueError(
-            f"{name[0]} cannot be loaded from the hub ({type(error).__name__}). Give local files by `data.path`."
+            f"{name[0]} cannot be loaded from the hub ({type(error).__name__}). Give local files with `data.path`."
         ) from error

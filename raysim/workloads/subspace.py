@@ -47,7 +47,7 @@ def in_subspace(layers: nn.Sequential, size: object, form: object, added: Sequen
         raise ValueError(f"`model.subspace` must be at most the width of the model ({width}), but got {size}.")
     if any(parameter is table.weight for parameter in head.parameters()):
         raise ValueError(
-            "`model.subspace` cannot go with a head that is tied to the embedding: the head has its full rank."
+            "`model.subspace` cannot be combined with a head that is tied to the embedding: the head has its full rank."
         )
     if any(isinstance(module, nn.Dropout) and module.p > 0 for module in layers.modules()):
         raise ValueError(
@@ -87,7 +87,9 @@ def out_of_subspace(layers: nn.Sequential) -> nn.Sequential:
     parts: OrderedDict[str, nn.Module] = OrderedDict()
     for name, layer in layers.named_children():
         if isinstance(layer, ProjectedEmbedding):
-            raise ValueError("No ordinary decoder has the normalised outputs of `model.subspace_form` = 'projected'.")
+            raise ValueError(
+                "An ordinary decoder cannot normalise outputs as `model.subspace_form` = 'projected' does."
+            )
         if isinstance(layer, CoordinateEmbedding):
             layer.make_ordinary()
             parts[name] = layer.embedding

@@ -97,7 +97,7 @@ def make_task(loss: str | None, options: Mapping[str, object], metrics: Sequence
     taken = {*MEASURES, "predictions", "seconds", "step", "mode", "batchnorm"} - set(metrics)
     for name in names:
         if names.count(name) > 1 or name in taken:
-            raise ValueError(f"`metrics` must have names of their own, but {name!r} is there already.")
+            raise ValueError(f"`metrics` must have unique names, but {name!r} is already taken.")
     return Task(made_loss, made, judged_by, shape.has_ignored)
 
 
@@ -106,7 +106,7 @@ def answer_span(split: Split, given: int) -> tuple[int, int]:
     counted = np.any([(targets != IGNORED).any(axis=0) for targets in _targets(split)], axis=0)
     positions = given + np.flatnonzero(counted[given:])
     if not len(positions):
-        raise ValueError("`data` must have test targets that count, but all are -100.")
+        raise ValueError("`data` must have test targets other than -100.")
     return int(positions[0]), int(positions[-1]) + 1
 
 
@@ -137,7 +137,7 @@ def _of_classes(data: Data, task: Task) -> tuple[dict[str, float], Tensor]:
     trained, tested = (_count(split, data.shape.num_classes) for split in (data.train, data.test))
     for name, counts in (("training", trained), ("test", tested)):
         if not counts.any():
-            raise InputError(f"`data` must have {name} targets that count, but all are -100.")
+            raise InputError(f"`data` must have {name} targets other than -100.")
     seen = np.maximum(trained, 1)
     logs = np.log(seen / seen.sum())
     known = {}

@@ -208,7 +208,7 @@ def _split_files(folder: Path, train_file: str | None, test_file: str | None) ->
             names = sorted(path.name for path in folder.iterdir() if path.is_file())
             raise ValueError(
                 f"`data.path` must hold {given or file.name}, but {str(folder)!r} holds {', '.join(names[:10]) or 'no file'}. "
-                f"Name another by `data.{split}_file`."
+                f"Name another with `data.{split}_file`."
             )
         files.append(file)
     return files

@@ -184,7 +184,7 @@ def test_profile_replaces_recorded_compute(runs, tmp_path):
     assert frame["compute"].unique().tolist() == [f"profile {file}"]
     done = CliRunner().invoke(app, ["replay", str(runs / "q8"), "--network", "free", "--profile", str(tmp_path / "no")])
     assert done.exit_code == 2
-    assert "must be readable" in done.stderr
+    assert "cannot be read" in done.stderr
 
 
 def test_work_outside_passes_is_a_separate_kind(small, tmp_path):

@@ -477,7 +477,7 @@ assert not {{"torch", "ray"}} & set(sys.modules)
         (["{runs}", "--network", "8mbps"], "`RUN_DIR` must be one run, but {runs} holds 8 runs: "),
         (["{runs}/sparse"], "`--network` must be given once or more, as in --network 100mbps."),
         (["{runs}/sparse", "--network", "fast"], "`--network`: A network is a preset, text such as '100mbps+20ms'"),
-        (["{runs}/sparse", "--network", "no.csv"], "`--network`: The network file 'no.csv' must be readable"),
+        (["{runs}/sparse", "--network", "no.csv"], "`--network`: The network file 'no.csv' cannot be read"),
         (["{runs}/sparse", "--network", "0mbps"], "`bandwidth_bps` must be in (0, inf], but got 0.0."),
         (["{runs}/unprofiled", "--network", "8mbps"], "has no profiled actions to be priced: train it with"),
         (

@@ -382,7 +382,7 @@ def test_nodes_that_cannot_reach_one_another_are_named(two_hosts, tmp_path):
         f"Node {hosts.address(2)} must take calls of node {hosts.address(1)}, but worker 2 there did not answer worker 1 "
         "within 30 s. Open Ray's ports between all nodes."
     )
-    assert str(caught.value) == f"The run in {tmp_path / 'run'} broke off: ConfigError: {sentence}"
+    assert str(caught.value) == f"The run in {tmp_path / 'run'} failed: ConfigError: {sentence}"
 
 
 @needs_root

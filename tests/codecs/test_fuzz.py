@@ -20,5 +20,5 @@ def test_positions_just_beyond_the_tensor_are_refused(length: int) -> None:
     width = 8 * len(low) // 3
     assert ((length - 1) | ((1 << width) - 1)) >= length
     low[:] = 255
-    with pytest.raises(ValueError, match="positions that are not 3 increasing ones below"):
+    with pytest.raises(ValueError, match="must hold 3 increasing positions below"):
         packet._replace(arrays=packet.arrays | {"low": low}).decode()

@@ -72,7 +72,7 @@ def test_rounds_hold_many_packets_and_number_the_names_that_are_known() -> None:
         assert list(again) == list(packets)
         assert all(same_packet(again[name], packet) for name, packet in packets.items())
     assert known.unpack_round(known.pack_round({}), 1) == {}
-    with pytest.raises(ValueError, match="one of 1 packets, but names number 2"):
+    with pytest.raises(ValueError, match="one of 1 packets, but names codec 2"):
         CodecTable(known.entries, names=["0.weight"]).unpack_round(message, 2000)
     with pytest.raises(ValueError, match=r"each packet once, but holds '0\.weight' twice"):
         CodecTable().unpack_round((spelled[0].replace(b"1.weight", b"0.weight"), *spelled[1:]), 2000)
@@ -91,9 +91,9 @@ def claiming(shape: tuple[int, ...]) -> Message:
         (lambda header: b"", "longer or cut off"),
         (lambda header: header[:-1], "longer or cut off"),
         (lambda header: header + b"\0", "that it states"),
-        (lambda header: bytes([4 * 9]) + header[1:], "one of 2 codecs, but names number 9"),
+        (lambda header: bytes([4 * 9]) + header[1:], "one of 2 codecs, but names codec 9"),
         (lambda header: bytes([header[0], 99]) + header[2:], "at most 8 dimensions, but has 99"),
-        (lambda header: header[:4] + b"\x7f" + header[5:], "at most 5 arrays, but leaves out more"),
+        (lambda header: header[:4] + b"\x7f" + header[5:], "at most 5 arrays, but omits more"),
         (lambda header: header[:-1] + bytes([header[-1] + 1]), "must have the stated"),
         (lambda header: b"\xff" * 12, "longer or cut off"),
         (lambda header: b"\0\x09TopK(9.9)" + header[1:], "`density` must be in"),

@@ -1,4 +1,4 @@
-"""Low rank that goes on from the message before (Vogels et al. 2019, 1905.13727; Song et al. 2023, 2301.09830)."""
+"""Low rank that continues from the message before (Vogels et al. 2019, 1905.13727; Song et al. 2023, 2301.09830)."""
 
 from __future__ import annotations
 
@@ -68,5 +68,5 @@ def test_changed_columns_reset_and_incompressible_is_dense() -> None:
 def test_warm_start_accepts_only_low_rank() -> None:
     with pytest.raises(ValueError) as caught:
         WarmStart(Quantize(4))  # type: ignore[arg-type]
-    assert str(caught.value) == "`codec` must be a LowRank, whose Q is kept, but got Quantize(4)."
+    assert str(caught.value) == "`codec` must be a LowRank, to keep its Q, but got Quantize(4)."
     assert repr(parse("WarmStart(LowRank(4, per='sample'))")) == "WarmStart(LowRank(4, per='sample'))"

@@ -274,7 +274,7 @@ REFUSED = {
     "seed=-1": "`seed` must be at least 0, but got -1.",
     "seed=18446744073709551616": ("`seed` must be at most 9223372036854775807, but got 18446744073709551616."),
     "dtype=float8": "`dtype` must be 'float32', 'bfloat16' or 'float16', but got 'float8'.",
-    "loss_scale=3": "`loss_scale` must be a power of two, by which numbers scale without rounding, but got 3.",
+    "loss_scale=3": "`loss_scale` must be a power of two, so that scaling does not round, but got 3.",
     "device=tpu": "`device` must be 'auto', 'cpu' or 'cuda', but got 'tpu'.",
     "placement=here": "`placement` must be spread, pack, or a network's .toml file with sites, but got 'here'.",
     "recompute=maybe": "`recompute` must be a valid boolean, but got 'maybe'.",
@@ -327,17 +327,17 @@ REFUSED_TOGETHER = {
     ("num_replicas=2", "forward={1='ACGC(0.1)'}", "backward={1='ACGC(0.1)'}"): (
         "`backward` cannot be ACGC(0.1), which is for forward messages."
     ),
-    ("steps=3", "epochs=2"): "The override of `steps` is undone by that of `epochs`. Leave one of them out.",
+    ("steps=3", "epochs=2"): "The override of `steps` conflicts with that of `epochs`. Leave one of them out.",
     (
         "num_stages=3",
         'cuts=["conv1"]',
-    ): "The override of `num_stages` is undone by that of `cuts`. Leave one of them out.",
+    ): "The override of `num_stages` conflicts with that of `cuts`. Leave one of them out.",
     (
         "model.width=3",
         "model=resnet18",
-    ): "The override of `model.width` is undone by another one. Leave one of them out.",
+    ): "The override of `model.width` conflicts with another one. Leave one of them out.",
     ("optimizer.momentum=0.9", "optimizer.name=adamw"): (
-        "The override of `optimizer.momentum` is undone by another one. Leave one of them out."
+        "The override of `optimizer.momentum` conflicts with another one. Leave one of them out."
     ),
     ("optimizer.name=adamw", "optimizer.momentum=0.9"): (
         "`optimizer.momentum` has no effect with `optimizer.name` = 'adamw'. Leave it out."

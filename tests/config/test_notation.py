@@ -126,7 +126,7 @@ REFUSED = {
         "`values` must be a codec, but got EF21(Identity) (in 'TopK(0.1, values=EF21(Identity))')."
     ),
     "MixedErrorFeedback(Quantize(4))": (
-        "`codec` must be a TopK, whose budget is split, but got Quantize(4) (in 'MixedErrorFeedback(Quantize(4))')."
+        "`codec` must be a TopK, to split its budget, but got Quantize(4) (in 'MixedErrorFeedback(Quantize(4))')."
     ),
     "MixedErrorFeedback(TopK(0.1), union=1)": (
         "`union` must be True or False, but got 1 (in 'MixedErrorFeedback(TopK(0.1), union=1)')."

@@ -100,11 +100,11 @@ REFUSED: dict[str, dict[str, Any]] = {
     },
     "`replica_gradient` at stage 2: `rank` must be at most 32, the rank of the largest matrix of the stage "
     "(hidden.1.weight), but got 400.": {**FOUR, "replica_gradient": "EDGC(400)"},
-    "`num_microbatches` must be at least 3 with DoubleBuffered, as many as are in flight at the first stage, but got 2.": {
+    "`num_microbatches` must be at least 3 with DoubleBuffered, the number in flight at the first stage, but got 2.": {
         "weights": "DoubleBuffered",
         "num_microbatches": 2,
     },
-    "`num_microbatches` must be at least 5 with DoubleBuffered, as many as are in flight at the first stage, but got 4.": {
+    "`num_microbatches` must be at least 5 with DoubleBuffered, the number in flight at the first stage, but got 4.": {
         "weights": "DoubleBuffered",
         "schedule": "1F1B(ahead=2)",
     },

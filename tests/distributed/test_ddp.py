@@ -114,19 +114,19 @@ def test_a_checkpoint_goes_on_in_a_model_compiled_since(ranks):
 
 
 SENTENCES = [
-    "All ranks must average gradients alike, but the method on rank 1 is TopK(0.2), and on rank 0 TopK(0.1).",
+    "All ranks must average gradients alike, but the method differs between ranks 1 and 0: TopK(0.2) and TopK(0.1).",
     "TopKk",
-    "All ranks must average gradients alike, but `seed` on rank 1 is 1, and on rank 0 0.",
-    "`method` cannot be MARINA(QSGD(7)) in a hook, which sees gradients alone: it needs stages of its own.",
-    "`method` cannot be PowerGossip(rank=2) in a hook, which sees gradients alone: replicas keep parameters of their own.",
+    "All ranks must average gradients alike, but `seed` differs between ranks 1 and 0: 1 and 0.",
+    "`method` cannot be MARINA(QSGD(7)) in a hook, which sees only gradients: it needs stages of its own.",
+    "`method` cannot be PowerGossip(rank=2) in a hook, which sees only gradients: replicas keep parameters of their own.",
     "`method`: `DGC` corrects the optimiser's momentum, but the optimiser has none.",
     "`steps_per_epoch` must be given for DGC(0.1, ramp=2), which depends on epochs.",
     "`optimizer` must be given for Accordion(LowRank(4), LowRank(1)), which depends on learning rate.",
     "`method`: `rank` must be at most 32, the rank of the largest matrix of the stage (weight), but got 40.",
     "Replica 1 could not average its gradients: A tensor to send by Quantize(4) holds NaN or infinity.",
     "`method` must be TopK(0.2), as in the checkpoint, but got TopK(0.1).",
-    "but of `weight` the model has the shape (16, 32), and the checkpoint the shape (32, 32).",
-    "`model` must have the parameters of the checkpoint, but of `0.weight` the model has the shape (32, 32), and the checkpoint none.",
+    "but `weight` has the shape (16, 32) in the model and the shape (32, 32) in the checkpoint.",
+    "`model` must have the checkpoint's parameters, but `0.weight` has the shape (32, 32) in the model and none in the checkpoint.",
 ]
 
 

@@ -28,11 +28,11 @@ def ranks(results_of_ranks):
 
 
 SENTENCES = [
-    "All ranks must reduce gradients alike, but the method on rank 1 is TopK(0.2), and on rank 0 TopK(0.1).",
+    "All ranks must reduce gradients alike, but the method differs between ranks 1 and 0: TopK(0.2) and TopK(0.1).",
     "`method` must be a codec of flat tensors, alone or under ErrorFeedback, to be a reduce-scatter of FSDP, but got PowerSGD(2).",
     "`method` must be TopK(0.1), as in the checkpoint, but got TopK(0.2).",
     "`model` must have 3 modules of FSDP2, as in the checkpoint, but has 2.",
-    "`model` must have the parameters of the checkpoint, but of `2.weight` the model has the shape (16, 32), and the checkpoint none.",
+    "`model` must have the checkpoint's parameters, but `2.weight` has the shape (16, 32) in the model and none in the checkpoint.",
     "Replica 1 could not average its gradients: A tensor to send by Quantize(4) holds NaN or infinity.",
 ]
 

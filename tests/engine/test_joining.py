@@ -54,7 +54,7 @@ def test_address_unusable_by_drivers_is_refused(listening, monkeypatch):
     assert "must be a running cluster's, but '127.0.0.1:1' does not answer: " in refused("127.0.0.1:1")
     for address in ("10.78.0.50", "10.78.0.50:", "10.78.0.50:ray"):
         assert refused(address) == (
-            f"`RAY_ADDRESS` must be the host:port of a cluster's head, as 10.78.0.50:6379, but got {address!r}."
+            f"`RAY_ADDRESS` must be the host:port of a cluster's head, such as 10.78.0.50:6379, but got {address!r}."
         )
     monkeypatch.setattr(ray_internals, "local_nodes", set)
     assert refused(listening) == (

@@ -349,7 +349,7 @@ def test_stages_exceeding_capacity_are_refused(ray, small, tmp_path):
     with pytest.raises(ConfigError) as caught:
         train(small(cpus_per_stage=5), out=tmp_path / "run")
     assert re.fullmatch(
-        r"3 workers of 5 CPU each need room, and there is room for [01]; [\d.]+ of 8 CPU are free\. "
+        r"3 workers of 5 CPU each do not fit: there is capacity for [01]; [\d.]+ of 8 CPU are free\. "
         "Lower `cpus_per_stage` or `gpus_per_stage`, or use fewer stages.",
         str(caught.value),
     )

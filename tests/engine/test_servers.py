@@ -39,7 +39,7 @@ def test_sigterm_to_process_group_is_an_interruption(tmp_path, blow, phase):
     assert struck.left == []
     assert struck.code == 143
     last = struck.said.splitlines()[-1]
-    assert last.startswith("raysim: interrupted. To go on: raysim train digits-cnn ")
+    assert last.startswith("raysim: interrupted. To continue: raysim train digits-cnn ")
     assert last.endswith(" --resume")
 
 

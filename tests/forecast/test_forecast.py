@@ -251,11 +251,9 @@ def test_a_recorded_profile_gives_compute_for_any_codec(small, tmp_path):
     assert found.capacity_bytes is None
     more = forecast(small(batch_size=32, num_microbatches=8), profile=profile)
     assert more.step_s(FREE) > found.step_s(FREE)
-    with pytest.raises(ConfigError, match=r"`num_stages` must be that of the profile \(3\), but got 2"):
+    with pytest.raises(ConfigError, match=r"`num_stages` must be the profile's \(3\), but got 2"):
         forecast(small(num_stages=2), profile=profile)
-    with pytest.raises(
-        ConfigError, match=r"`profile` must be of microbatches of 8 samples, but got 4: record it again"
-    ):
+    with pytest.raises(ConfigError, match=r"`profile` must have microbatches of 8 samples, but has 4: record it again"):
         forecast(small(num_microbatches=2), profile=profile)
 
 

@@ -100,7 +100,7 @@ def test_bad_placements_are_refused() -> None:
         InputError, match=r"^100mbps has equal links between all hosts, so that every placement is equally fast\.$"
     ):
         place(step_of(2, 1), Network(1e8))
-    with pytest.raises(InputError, match=r"has 3 hosts, but the step 4 workers: one host each is needed\.$"):
+    with pytest.raises(InputError, match=r"has 3 hosts, but the step has 4 workers: each needs a host\.$"):
         place(step_of(2, 2), network_of(3, 0))
     for text in ("0,1", "0,1,2,x", "0,1,2,-3"):
         with pytest.raises(ValueError, match=r"^`placement` must be a host for each of 4 workers, such as 0,1,2,3 "):

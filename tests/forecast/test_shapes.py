@@ -173,11 +173,11 @@ def test_a_tied_head_on_another_stage_is_a_second_copy() -> None:
         ({"hidden_size": "4096"}, "`hidden_size` must be an integer in the config, but got '4096'."),
         (
             {"mlp_only_layers": [0]},
-            r"`mlp_only_layers` must be \[\] for a model to be counted, but got \[0\]\. Give the shape",
+            r"`mlp_only_layers` must be \[\] to count operations, but got \[0\]\. Give the shape",
         ),
         (
             {"do_layer_norm_before": False},
-            "`do_layer_norm_before` must be true for a model to be counted, but got False",
+            "`do_layer_norm_before` must be true to count operations, but got False",
         ),
     ],
 )

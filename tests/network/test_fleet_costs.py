@@ -173,5 +173,5 @@ def test_a_wrong_file_of_costs_is_refused_with_its_field(tmp_path: Path, text, w
     with pytest.raises(InputError, match=words.replace("(", r"\(").replace(")", r"\)").replace("?", r"\?")) as error:
         load_costs(file)
     assert str(file) in str(error.value)
-    with pytest.raises(InputError, match="must be readable"):
+    with pytest.raises(InputError, match="cannot be read"):
         load_costs(tmp_path / "none.toml")

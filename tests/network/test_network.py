@@ -369,7 +369,7 @@ def test_wrong_files_are_refused(tmp_path: Path, name: str, content: str, messag
 
 def test_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        ValueError, match=r"^The network file '.*none\.csv' must be readable, but: No such file or directory\.$"
+        ValueError, match=r"^The network file '.*none\.csv' cannot be read: No such file or directory\.$"
     ):
         parse_network(str(tmp_path / "none.csv"))
 

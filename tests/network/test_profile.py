@@ -115,8 +115,8 @@ def test_file_round_trip(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("{", r"^The profile '.*' must be JSON, but it does not parse\.$"),
-        ("[]", r"^The profile '.*' must be of format 'raysim profile 2', but it is not\.$"),
+        ("{", r"^The profile '.*' is not valid JSON\.$"),
+        ("[]", r"^The profile '.*' is not of format 'raysim profile 2'\.$"),
         ('{"format": "raysim profile 2"}', r"^The profile '.*' must have the fields of a profile, but got \[\]\.$"),
         (
             '{"format": "raysim profile 2", "compute_s": [[[[1], [-2]]]]}',
@@ -137,7 +137,7 @@ def test_wrong_files_are_refused(tmp_path: Path, content: str, message: str) -> 
 
 
 def test_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"must be readable, but: No such file"):
+    with pytest.raises(ValueError, match=r"cannot be read: No such file"):
         Profile.load(tmp_path / "none.json")
 
 

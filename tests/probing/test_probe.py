@@ -174,15 +174,15 @@ def test_wrong_input_is_refused_in_a_sentence(case, tmp_path):
 
 
 SENTENCES = [
-    "All ranks must probe alike, but `gradients` on rank 1 is ['PowerSGD(2)'], and on rank 0 ['PowerSGD(1)'].",
-    "`gradients` cannot be MARINA(QSGD(7)): a probe sees gradients alone, and this method needs more. Use `raysim.train`.",
+    "All ranks must probe alike, but `gradients` differs between ranks 1 and 0: ['PowerSGD(2)'] and ['PowerSGD(1)'].",
+    "`gradients` cannot be MARINA(QSGD(7)) in a probe, which sees only gradients. Use `raysim.train`.",
     "`gradients` must name at least one replica method, but got none.",
     "`cuts` must name modules of the model, as in `model.named_modules()`, but got 'nine'.",
     "`cuts` must name at least one module of the model where `candidates` are given, but got none.",
     "`schedule` must have backwards in one part, as this training has, but got ZBH1. Use 1F1B or GPipe.",
     "TopKk",
     "`cuts` and `gradients` must be left out for stages of a pipeline, which are cut already.",
-    "All ranks must probe alike, but `every` on rank 1 is 2, and on rank 0 1.",
+    "All ranks must probe alike, but `every` differs between ranks 1 and 0: 2 and 1.",
     "Every stage must train a parameter, since a probe counts steps by its updates, but stage 0 has none.",
 ]
 

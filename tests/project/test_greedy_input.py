@@ -78,7 +78,7 @@ def called(tmp_path, monkeypatch):
         ([*ON_A100, LONG], "A network is a preset"),
         ([*ON_A100, "1gbps", "model.width=2000000000"], "cannot be made with model.width="),
         ([*ON_A100, "1gbps", "--json", LONG], "File name too long"),
-        (["simulate", "digits-cnn", "--profile", "deep.json", "--network", "1gbps"], "must be JSON"),
+        (["simulate", "digits-cnn", "--profile", "deep.json", "--network", "1gbps"], "is not valid JSON"),
         (["simulate", "digits-cnn", "--profile", "endless.json", "--network", "1gbps"], "it is not a regular file"),
         (["replay", LONG, "--network", "1gbps"], "File name too long"),
         (["report", LONG], "File name too long"),

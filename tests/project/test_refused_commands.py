@@ -41,14 +41,14 @@ REFUSED = {
         digits-cnn --device A100 --profile p.json => Exactly one of `device` (T4, V100,
         digits-cnn --device here.json => --profile here.json
         digits-cnn --device TPU => `device` must be one of T4, V100
-        digits-cnn --profile none.json => The profile 'none.json' must be readable
+        digits-cnn --profile none.json => The profile 'none.json' cannot be read
         resnet18-cifar10 data.path=/nowhere --device A100 => `data.path`
         gpt2-wikitext2 data.train_samples=10000 --device A100 => `data.train_samples` must be an integer
     """,
     "simulate digits-cnn --network 8mbps --device A100": """
         --efficiency 1.5 => `efficiency` must be in (0, 1], but got 1.5.
         --codec-speed 0 => `codec_bytes_per_s` must be in (0, inf]
-        steps=3 epochs=2 => The override of `steps` is undone by that of `epochs`.
+        steps=3 epochs=2 => The override of `steps` conflicts with that of `epochs`.
         schedule=Interleaved1F1B(3) => `num_stages` must be a multiple of
         batch_size=2048 => `batch_size` must be at most the number of training
         --json /nowhere/x.json => `--json` must be a file that can be written
@@ -94,7 +94,7 @@ REFUSED = {
         --out loose => `--out` must be a folder that can be written, but loose: No such file or directory.
         --out /proc/records => `--out` must be a folder that can be written
         --no-gradients --try 'forward=TopK(0.1) backward=TopK(0.1)' => needs gradients
-        --no-gradients --network 1mbps => `--no-gradients` times no backward
+        --no-gradients --network 1mbps => without a backward, `--no-gradients` cannot price steps
         --device T5 --network 1mbps => T5
         --engine rey => `engine` must be one of ray, inline, but got 'rey'.
     """,
@@ -117,7 +117,7 @@ REFUSED = {
         --sharding ZeRO(3) => `--sharding`: Unknown sharding
         --sharding FSDP(4) --try replica_gradient=DiLoCo(10) => DiLoCo(10) does not fit 4 replicas, FSDP(4): it needs groups
         --batch 3 --replicas 2 => `--batch` must be a multiple of 2
-        --devices 128xA100 --network worldwide => worldwide has 64 hosts, but the job 128
+        --devices 128xA100 --network worldwide => worldwide has 64 hosts, but the job has 128
         --efficiency 2 => `--efficiency` must be in (0, 1]
         --schedule 2F1B => schedule
         --schedule Interleaved1F1B(2) --batch 6 => multiple of the number of workers (4) for Interleaved1F1B(2), but got 6.

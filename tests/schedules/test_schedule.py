@@ -268,7 +268,7 @@ def test_wrong_action_text_is_refused(text: str) -> None:
     [
         ([], r"^A schedule must have actions, but got none\.$"),
         (["0F0 0B0 0F0"], r"^Every action must be in a schedule once, but got 0F0 twice\.$"),
-        (["0F0 0B0 0F1"], r"^Every action must be in a schedule once, but 0B1 is not\.$"),
+        (["0F0 0B0 0F1"], r"^Every action must be in a schedule once, but 0B1 is missing\.$"),
         (["0F0 1F0 0B0", "1B0"], r"^A stage must be on one worker, but got 1B0 on worker 1 and stage 1 on worker 0\.$"),
         (["0F1 0F0 0B0 0B1"], r"^Microbatches must be in order on every stage, but got 0F0 after 0F1\.$"),
         (["0F0 0B0", ""], r"^Every worker must have actions, but worker 1 has none\.$"),
@@ -295,9 +295,9 @@ def test_csv_round_trip(schedule: Schedule, tmp_path: Path) -> None:
     check_laws(custom, 4, 6)
     assert custom.rows(4, 6) == rows
     assert custom.workers(4) == schedule.workers(4)
-    with pytest.raises(ValueError, match=r"^`num_stages` must be that of '.*rows\.csv' \(4\), but got 5\.$"):
+    with pytest.raises(ValueError, match=r"^`num_stages` must be 4, as in '.*rows\.csv', but got 5\.$"):
         custom.rows(5, 6)
-    with pytest.raises(ValueError, match=r"^`num_microbatches` must be that of '.*rows\.csv' \(6\), but got 8\.$"):
+    with pytest.raises(ValueError, match=r"^`num_microbatches` must be 6, as in '.*rows\.csv', but got 8\.$"):
         custom.rows(4, 8)
 
 
@@ -388,7 +388,7 @@ def test_wrong_csv_is_refused(text: str, message: str, tmp_path: Path) -> None:
 
 
 def test_missing_csv_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^The schedule 'none\.csv' must be readable, but: No such file or directory"):
+    with pytest.raises(ValueError, match=r"^The schedule 'none\.csv' cannot be read: No such file or directory"):
         parse_schedule("Custom('none.csv')")
 
 

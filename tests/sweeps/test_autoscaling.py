@@ -43,7 +43,7 @@ def test_a_run_gets_its_nodes_and_one_that_fits_no_node_is_refused(tmp_path, sec
         assert run.status == "finished"
         refused = raysim(address, *stages, "cpus_per_stage=4", "--out", tmp_path / "no")
     assert refused.returncode == 2
-    assert "3 workers of 4 CPU each need room, and there is room for 0; 4 of 4 CPU are free" in refused.stderr
+    assert "3 workers of 4 CPU each do not fit: there is capacity for 0; 4 of 4 CPU are free" in refused.stderr
     assert "the autoscaler starts no node for them: no type of node fits, or all are at their maximum" in refused.stderr
     assert not (tmp_path / "no").exists()
 

@@ -1,4 +1,4 @@
-"""Studies that branch: one dense run is trained once, and every setting goes on from it at every point."""
+"""Studies that branch: one dense run is trained once, and every setting continues from it at every point."""
 
 import pytest
 from studies import BASE, write_study

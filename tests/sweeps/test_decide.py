@@ -279,7 +279,7 @@ def test_decision_prices_screens_races_and_concludes(tmp_path, monkeypatch):
         (None, "[" * 100_000, "its brackets are nested more than 50 deep."),
         ("question", [1], "`question` must be a valid dictionary, but got [1]."),
         ("ended", "soon", "`ended` must be '', 'priced', 'screened' or 'raced', but got 'soon'."),
-        ("ended", "priced", "`dense_step_s` and `parts` must be those of a step, since prices have ended."),
+        ("ended", "priced", "`dense_step_s` and `parts` must be given once prices are done."),
         ("decision", 3, "`decision` must be a valid list, but got 3."),
         ("code", [1], "`code` must be a valid string, but got [1]."),
         ("dense_step_s", None, "`dense_step_s` must be a valid number, but got None."),

@@ -259,6 +259,6 @@ def test_lost_head_gives_one_sentence_error(cluster, tmp_path):
         said = logs[name].read_text().strip().splitlines()[-1]
         assert driver.returncode == 1
         assert f"the head of the cluster, {head}, is lost" in said
-        assert re.search(rf"[Tt]o go on.*: raysim {name} .*--resume", said)
+        assert re.search(rf"[Tt]o continue.*: raysim {name} .*--resume", said)
     assert Run(places["train"]).status == "failed"
     assert set(pd.read_parquet(places["sweep"] / "trials.parquet")["status"]) == {"waiting"}

@@ -42,7 +42,7 @@ def check_refused(process, *reasons):
     assert process.returncode == 1, errors
     last = errors.strip().splitlines()[-1]
     assert any(reason in last for reason in reasons), last
-    assert "To go on: raysim sweep" in last or "to go on: raysim sweep" in last
+    assert "To continue: raysim sweep" in last or "to continue: raysim sweep" in last
     assert "Traceback" not in errors
 
 
@@ -142,5 +142,7 @@ def test_failed_ray_start_gives_one_sentence_error(monkeypatch, tmp_path):
         monkeypatch.setattr(f"ray.{name}", answer)
     found = CliRunner().invoke(app, ["sweep", "quickstart", "--out", str(tmp_path / "sweep")])
     assert found.exit_code == 1, found.output
-    sentence = "the sweep failed: Ray did not start: The current node timed out during startup. To go on: raysim sweep"
+    sentence = (
+        "the sweep failed: Ray did not start: The current node timed out during startup. To continue: raysim sweep"
+    )
     assert sentence in " ".join(found.output.split())

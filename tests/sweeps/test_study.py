@@ -101,7 +101,7 @@ def test_a_profile_lies_beside_the_study_and_may_not_change(tmp_path):
     with pytest.raises(ConfigError, match=r"The files of the study must be unchanged, but .*profile\.json differs"):
         read_study(path).resumed(folder)
     Profile.uniform(3, 0.001, 0.002).save(profile)
-    with pytest.raises(ConfigError, match="`profile` must be of 2 stages, as the runs that it prices, but got 3"):
+    with pytest.raises(ConfigError, match="`profile` must have 2 stages, as in the runs that it prices, but has 3"):
         read_study(path)
 
 
@@ -219,10 +219,10 @@ def test_the_notation_is_canonical_and_leaves_out_the_seed(tmp_path):
         ),
         ({"set": {"densty": 1}}, "Unknown key `densty`."),
         ({"spacee": {}}, "Unknown key `spacee` of a study. Did you mean `space`?"),
-        ({"space": None}, "`space` must be a table of keys and what they may be, but got none."),
+        ({"space": None}, "`space` must be a table of keys and their possible values, but got none."),
         ({"jobs": 0}, "`jobs` must be at least 1, but got 0."),
         ({"name": "a/b"}, "`name` must match pattern"),
-        ({"profile": "none.json"}, "none.json' must be readable, but: No such file or directory."),
+        ({"profile": "none.json"}, "none.json' cannot be read: No such file or directory."),
         ({"compute": "gpu"}, "`compute` must be 'auto', 'cpu' or 'wall', but got 'gpu'."),
     ],
 )

@@ -165,7 +165,7 @@ def test_ctrl_c_leaves_the_job_and_says_how_to_follow_and_end_it(dashboard, tmp_
             time.sleep(0.5)
         sent.send_signal(signal.SIGINT)
         assert sent.wait(timeout=30) == 130
-    said = re.search(r"The job goes on. To follow it: (.*). To end it: (.*)\.\n", log.read_text())
+    said = re.search(r"The job continues. To follow it: (.*). To end it: (.*)\.\n", log.read_text())
     assert said is not None, log.read_text()
     follow, stop = said.groups()
     status = follow.replace("logs --follow", "status")

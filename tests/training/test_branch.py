@@ -1,4 +1,4 @@
-"""A branch goes on from a checkpoint of another run: with the parent's settings, to the parent's own bits."""
+"""A branch continues from a checkpoint of another run: with the parent's settings, to the parent's own bits."""
 
 import importlib
 

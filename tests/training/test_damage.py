@@ -61,7 +61,7 @@ def test_run_resumes_from_checkpoint_with_complete_records(runs, tmp_path, how, 
     assert events[0].kind == "warning"
     reason = events[0].row["reason"]
     assert name in reason
-    assert "The run goes on from step 4, and repeats the steps after it." in reason
+    assert "The run continues from step 4, and repeats the steps after it." in reason
     assert [event.row["step"] for event in events if event.kind == "step"] == [4, 5, 6, 7, 8]
     assert Run(folder).row["warning"] == reason
     same_records(Run(folder), whole)

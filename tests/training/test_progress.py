@@ -100,7 +100,7 @@ def test_interruption_prints_resume_command(small, tmp_path, monkeypatch):
         with pytest.raises(KeyboardInterrupt) as caught:
             train(small(), engine="inline", out=tmp_path / "run")
     assert caught.value.__notes__ == [
-        f"To go on, train with the same arguments and out={str(tmp_path / 'run')!r}, resume=True."
+        f"To continue, train with the same arguments and out={str(tmp_path / 'run')!r}, resume=True."
     ]
     assert train(small(), engine="inline", out=tmp_path / "run", resume=True).status == "finished"
 

@@ -368,7 +368,7 @@ def test_unreachable_hub_is_reported(monkeypatch):
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     with pytest.raises(
-        ValueError, match=r"uoft-cs/cifar10 cannot be loaded from the hub \(ConnectionError\). Give local files by"
+        ValueError, match=r"uoft-cs/cifar10 cannot be loaded from the hub \(ConnectionError\). Give local files with"
     ):
         load_data("cifar10", {}, seed=0)
     monkeypatch.setitem(sys.modules, "datasets", None)
@@ -450,7 +450,7 @@ def test_wrong_text_files_are_refused(folder, tokenizer, tmp_path_factory):
         "`data.train_file` has no effect without `data.path`.",
     )
     (folder / "test.txt").unlink()
-    refuse("text", {"path": path}, "holds train.txt, valid.txt. Name another by `data.test_file`.")
+    refuse("text", {"path": path}, "holds train.txt, valid.txt. Name another with `data.test_file`.")
     (folder / "test.txt").write_bytes(b"\xff" * 100)
     refuse(
         "text",

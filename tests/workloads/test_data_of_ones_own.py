@@ -225,7 +225,7 @@ def test_a_picture_that_cannot_be_read_is_named(folder, tmp_path):
     said = refusal(lambda: split.inputs(np.array([index]), 0, 0, True))
     assert said == f"The image {bad} cannot be read: it is in no known format."
     bad.write_bytes(picture(3, (9, 8)))
-    assert "is 9x8, but the first one is 8x8. Give all one size by `data.size`." in refusal(
+    assert "is 9x8, but the first one is 8x8. Set `data.size` to resize all." in refusal(
         lambda: split.inputs(np.array([index]), 0, 0, True)
     )
     rows = [{"img": {"bytes": picture(i) if i != 5 else b"", "path": None}, "label": i % 2} for i in range(9)]
@@ -378,7 +378,7 @@ def test_invalid_custom_objects_are_refused(mine):
     ]  # from the samples: an attribute `targets` is not read
     data = load("my_pairs:odd")
     assert refusal(lambda: data.train.inputs(np.array([1]), 0, 0, True)) == (
-        "The input of sample 1 of `my_pairs:odd`, training split has the shape (4,), but that of sample 0 (3,)."
+        "The input of sample 1 of `my_pairs:odd`, training split has the shape (4,), but sample 0 has (3,)."
     )
     assert "has no function `nothing`" in refusal(lambda: load("my_pairs:nothing"))
     assert refusal(lambda: load("my_pairs:classes", size=3)).startswith(

@@ -259,7 +259,7 @@ def test_a_finished_run_is_saved_for_transformers_with_its_logits(lora, tmp_path
         expected = layers.eval()(x)
         found = loaded.eval()(x).logits
     assert torch.equal(found, expected) if lora is None else torch.allclose(found, expected, rtol=1e-4, atol=1e-5)
-    again = train(  # and goes on from there
+    again = train(  # and continues from there
         make_config(run_of(config, model={"name": "hf", "path": str(tmp_path / "saved")}, data=data)),
         engine="inline",
         out=tmp_path / "again",

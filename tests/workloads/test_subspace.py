@@ -197,7 +197,7 @@ def test_subspace_llama_trains_and_exports_as_ordinary(small, tmp_path):
     x = tokens_of(shape)
     with torch.no_grad():
         torch.testing.assert_close(loaded.eval()(x).logits, layers.eval()(x), rtol=1e-4, atol=1e-5)
-    with pytest.raises(ValueError, match="No ordinary decoder has the normalised outputs"):
+    with pytest.raises(ValueError, match="An ordinary decoder cannot normalise outputs"):
         out_of_subspace(build_model("gpt", {**GPT, "subspace": 4, "subspace_form": "projected"}, BYTES, seed=0))
     model = build_model("gpt", {**GPT, "subspace": 4}, BYTES, seed=0)
     expected = model(tokens_of(BYTES))
@@ -222,10 +222,18 @@ def test_models_without_residual_stream_are_refused(name):
             "`model.subspace_form` must be one of reparametrised, projected",
         ),
         ("gpt", {"subspace_form": "projected"}, "`model.subspace_form` has no effect without `model.subspace`."),
-        ("gpt", {"subspace": 4, "tied": True}, "`model.subspace` cannot go with a head that is tied to the embedding"),
+        (
+            "gpt",
+            {"subspace": 4, "tied": True},
+            "`model.subspace` cannot be combined with a head that is tied to the embedding",
+        ),
         ("gpt", {"subspace": 4, "dropout": 0.1}, "`model.dropout` must be 0 with `model.subspace`"),
         ("hf", {"config": CAUSAL["llama"], "subspace": 17}, "at most the width of the model (16), but got 17."),
-        ("hf", {"config": CAUSAL["llama tied"], "subspace": 4}, "cannot go with a head that is tied to the embedding"),
+        (
+            "hf",
+            {"config": CAUSAL["llama tied"], "subspace": 4},
+            "cannot be combined with a head that is tied to the embedding",
+        ),
         (
             "hf",
             {"config": CAUSAL["gpt2 untied"], "subspace": 4},

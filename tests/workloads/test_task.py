@@ -198,9 +198,7 @@ def test_a_loss_or_metric_that_does_not_fit_the_data_is_refused():
     assert refusal(lambda: make_task(None, {}, ["perplexity"], NUMBERS)) == (
         "`metrics` can have 'perplexity' only with `loss` = 'cross_entropy'."
     )
-    assert refusal(lambda: make_task(None, {}, ["f1", "f1"], CLASSES)).startswith(
-        "`metrics` must have names of their own"
-    )
+    assert refusal(lambda: make_task(None, {}, ["f1", "f1"], CLASSES)).startswith("`metrics` must have unique names")
 
 
 def test_outputs_that_do_not_fit_the_targets_are_refused():

@@ -94,7 +94,7 @@ def _bandwidth_bps(rate: str) -> float:
     """Return the bandwidth of a shaped link without latency, in bit/s."""
     bandwidth_bps, latency_s = parse_link(rate)
     if bandwidth_bps is None or latency_s:
-        raise ConfigError(f"`--rate` must be a bandwidth, as 100mbps, but got {rate!r}.")
+        raise ConfigError(f"`--rate` must be a bandwidth, such as 100mbps, but got {rate!r}.")
     return bandwidth_bps
 
 

@@ -103,7 +103,7 @@ class Cluster:
         while STARTED not in log.read_text(encoding="utf-8", errors="replace"):
             if node.poll() is not None or time.monotonic() > deadline:
                 lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-                raise ConfigError(f"Ray did not start on host {host}: {lines[-1] if lines else 'it said nothing'}.")
+                raise ConfigError(f"Ray did not start on host {host}: {lines[-1] if lines else 'it printed nothing'}.")
             time.sleep(0.1)
 
 

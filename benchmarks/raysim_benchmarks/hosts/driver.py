@@ -63,7 +63,7 @@ class Driver:
             sent[answer["step"]] = self._hosts.sent_bytes()
             self._tell("")
         if answer["error"] is not None:
-            raise FailedError(f"The run in {folder} broke off: {answer['error']}")
+            raise FailedError(f"The run in {folder} failed: {answer['error']}")
         sent[1 + max(links)] = self._hosts.sent_bytes()
         rows = [
             {"step": k, "link": text, "source": source, "target": target, "sent_bytes": count - sent[k][source, target]}

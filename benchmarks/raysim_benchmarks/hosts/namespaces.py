@@ -224,7 +224,7 @@ def parse_link(text: str | None) -> tuple[float | None, float]:
     parsed = read_notation(text or "free")
     if parsed is None or parsed.jitter_s or parsed.sharing != "pair":
         raise ConfigError(
-            f"A link must be a rate, with a latency or without, as 20mbps or 50mbps+20ms, but got {text!r}."
+            f"A link must be a rate, with or without a latency, such as 20mbps or 50mbps+20ms, but got {text!r}."
         )
     assert isinstance(parsed.bandwidth_bps, float)
     assert isinstance(parsed.latency_s, float)

@@ -114,7 +114,7 @@ def _is_measured(pipeline: Pipeline, out: Path, rounds: int) -> bool:
         return False
     if _links_of(cables) != links_by_step(pipeline.links, rounds):
         raise ConfigError(
-            f"The run in {cables.parent} must be of {rounds} rounds over {', '.join(pipeline.links)}, but it is of others. "
+            f"The run in {cables.parent} must have {rounds} rounds over {', '.join(pipeline.links)}, but has others. "
             "Give another `--out`."
         )
     return True
