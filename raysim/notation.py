@@ -169,7 +169,7 @@ def suggestion(word: str, known: Iterable[str]) -> str:
 def known_words(word: str, known: Iterable[str], prefix: str = "", rest: str = "") -> str:
     """Return a sentence, after a space, with the name closest to an unknown `word`, or all names if none is close.
 
-    `prefix`: of each name. `rest`: alternatives to the names, in words.
+    `prefix` precedes each name. `rest`: alternatives to the names, in words.
 
     >>> known_words("stpes", ["steps", "epochs"], "run."), known_words("x", ["steps", "epochs"])
     (' Did you mean `run.steps`?', ' Known: steps, epochs.')

@@ -251,7 +251,7 @@ def _interval(mean: Array, variance: Array, weights: Array) -> Interval:
 
 
 class HeldOut(NamedTuple):
-    """A measured harm, predicted from smaller sizes alone."""
+    """A measured harm, predicted only from smaller sizes."""
 
     setting: int
     distance: float

@@ -188,7 +188,7 @@ class Allocation:
 
     `processes`: per trial. `shared`: the cluster has other drivers and may grow or shrink, so the number of trials at once changes;
     `jobs` limits it, if given. `memory_bytes`: the memory of a trial, or 0. `elastic`: an autoscaler starts nodes for waiting
-    trials, so all `jobs` begin unless another driver waits. `checkpoint_bytes`: of one run, or 0 if that is unknown.
+    trials, so all `jobs` begin unless another driver waits. `checkpoint_bytes`: bytes of one run's checkpoint, or 0 if unknown.
     """
 
     engine: str
@@ -357,7 +357,8 @@ def _check_answer(answer: ray.ObjectRef[str | None], node: str, out: str) -> Non
 def full_disk(study: Study, checkpoint_bytes: int, folder: Path) -> str | None:
     """Return a sentence if the checkpoints of a study's runs, of so many bytes each, may exceed the free space of its folder.
 
-    A race without `checkpoint_every_steps` keeps those of runs that may go on: none of dense, which trains each run to its end.
+    A race without `checkpoint_every_steps` keeps checkpoints of runs that may continue: none of dense, which trains each run to
+    its end.
     """
     every, seeds = study.config({}).checkpoint_every_steps, study.planned_seeds or len(study.seeds)
     thin = study.race is not None and not every

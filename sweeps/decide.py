@@ -1,6 +1,6 @@
 """From a question to a decision: prices on a network, a screen on the model's own weights, and a race within a budget.
 
-Each part is that of its own command. All files lie in one folder, and `decision.json` in it says what has been decided so far.
+Each part does the work of its own command. All files lie in one folder, and `decision.json` in it says what has been decided so far.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ class DecisionState(BaseModel):
 
     @property
     def compute(self) -> Path | None:
-        """The profile that prices use instead of recorded seconds; None if they are those of this machine."""
+        """The profile that prices use; None for seconds recorded on this machine."""
         given = self.question.device is not None or self.question.profile is not None
         return self.store.local / COMPUTE if given else None
 

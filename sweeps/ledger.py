@@ -218,14 +218,14 @@ class Ledger:
             self._put(row)
 
     def begin(self, row: TrialRow, runs: list[str]) -> None:
-        """Record the runs of a trial; an ended one goes on with more seeds than its verdict has."""
+        """Record the runs of a trial; an ended one continues with more seeds than its verdict has."""
         row.status, row.runs = row.status if row.ended else "running", runs
         self._put(row)
 
     def end(self, row: TrialRow, outcome: TrialOutcome, forecast: Sequence[float] = ()) -> None:
         """Record the outcome of a trial and of its repeats, and report it to Optuna.
 
-        `forecast`: the objectives of a trial that ended early, for Optuna's dashboard alone.
+        `forecast`: the objectives of a trial that ended early, only for Optuna's dashboard.
         """
         row.status, row.error, row.figures = outcome.status, outcome.error, dict(outcome.figures)
         row.settled = False if any_priced(self.study.objectives) and row.figures else None

@@ -126,7 +126,7 @@ class RaceBudget:
 
     @property
     def _start_share(self) -> float:
-        """The seconds to start a part of dense's run, over those of the whole run."""
+        """The seconds to start a part of dense's run, divided by the seconds of the whole run."""
         start_s, steps_s = self._start_and_steps_s(self.rounds.dense)
         return start_s / (start_s + steps_s)
 
@@ -260,7 +260,7 @@ class RaceBudget:
         return len(entry.seeds) * start_s + sum(shares) * steps_s
 
     def _start_and_steps_s(self, trial: int) -> tuple[float, float]:
-        """Return the seconds to start a part and those of all steps of a run, by a trial's first seed."""
+        """Return the seconds to start a part, and the seconds of all steps of a run, by a trial's first seed."""
         rounds = self.rounds
         begun = rounds.trained(trial) if trial == rounds.dense or trial in rounds.evidence else []
         if not begun:

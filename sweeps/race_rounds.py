@@ -145,7 +145,7 @@ class RaceRounds:
         return [RunPart(entry.trial, seed, entry.share) for entry in begun for seed in entry.seeds]
 
     def begin_pilot(self) -> list[RunPart]:
-        """Return the first part of dense alone, to learn the cost of a run; none if it has ended."""
+        """Return only the first part of dense, to learn the cost of a run; none if it has ended."""
         if not self._entries:
             self._entries.append(RoundEntry(0, self.dense, "train", self.seeds[:1], RUNGS[0], 0.0))
             self._write()
@@ -251,7 +251,7 @@ class RaceRounds:
 
     @property
     def least_harmful(self) -> int | None:
-        """The trial with the least mean harm of those trained to their end that have not left; None if there are none."""
+        """The trial with the smallest mean harm among those trained to the end and still in the race; None if there are none."""
         kept = [trial for trial in self._entrants if trial not in {*self.left, *self.failed} and self.harms(trial)]
         return min(kept, key=lambda trial: fmean(self.harms(trial)), default=None)
 

@@ -201,7 +201,7 @@ class RaceSearch(LedgerSearch):
             self._end_round()
 
     def _drop_checkpoints(self, trial: int, seeds: Sequence[int]) -> None:
-        """Remove the checkpoints of runs that will not go on, unless the study asks for checkpoints."""
+        """Remove the checkpoints of runs that will not continue, unless the study asks for checkpoints."""
         config = self._configs[trial]
         if not config.checkpoint_every_steps and config.checkpoint_at_steps is None:
             for seed in seeds:

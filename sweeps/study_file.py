@@ -56,7 +56,7 @@ class StudyKeys(BaseModel):
     screen: bool = True
     """In a race or with several seeds: drop a setting that breaks trained weights at once, before its first step."""
     branches: Branches | None = None
-    """Table of `at`, shares of the base's steps, and `steps`: one dense run is trained, and every setting goes on from there."""
+    """Table of `at`, shares of the base's steps, and `steps`: one dense run is trained, and every setting continues from there."""
     sampler: Literal["grid", "random", "tpe", "nsga2"] = "tpe"
     """Algorithm that chooses the trials."""
     sampler_seed: int = Field(default=0, ge=0)

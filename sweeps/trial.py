@@ -303,7 +303,7 @@ def forecast_values(
 ) -> list[float]:
     """Extrapolate the objectives of unfinished `runs` to whole runs; empty if one is unknown.
 
-    Quality is that of `dense` runs, worsened by `harm` in the unit of `measure`; bytes are those of as many steps as dense has.
+    Quality is taken from `dense` runs and worsened by `harm` in the unit of `measure`; bytes are scaled to dense's number of steps.
     """
     priced_ones = tuple(each for each in objectives if each.network is not None)
     try:

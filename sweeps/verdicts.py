@@ -221,7 +221,7 @@ def show_power(sweep: Sweep, confirmation: Sweep) -> None:
 
 
 def show_confirmation(sweep: Sweep | None) -> None:
-    """Print the verdicts on a sweep's choice, by the held-out seeds alone; `None` if no trial was worth confirming."""
+    """Print the verdicts on a sweep's choice, from the held-out seeds only; `None` if no trial was worth confirming."""
     console = PlainConsole(WIDTH)
     say = partial(console.print, soft_wrap=True)
     if sweep is None:

@@ -65,15 +65,14 @@ def carry(
 ) -> pd.DataFrame:
     """Return the harm of each setting at `at` parameters, or why no law carries it there: a row for each family and setting.
 
-    Sizes of a family differ in the model's dimensions, steps, batch, learning rate and stages alone. `harm` and its 90 % bounds
+    Sizes of a family differ only in the model's dimensions, steps, batch, learning rate and stages. `harm` and its 90 % bounds
     average two laws, see `raysim.scaling`: a `power` of the size (`exponent`; `weight` is its chance), and a `constant`. They
     `disagree` if the bounds of one miss the other. Settings of one method share the exponent: those that differ in the first
-    number of each notation. `tokens` are by default those of the family's sizes, continued; other ones, and other `stages`, need
-    a size trained with several. `trained`: the model in question starts from trained weights.
-    `verdict` is as in `settings`, for one setting, by these bounds. It is missing with a `refusal`, which names the run that
-    would allow it: harm is carried at most to `reach` parameters, beyond the largest size by the factor over which held-out
-    predictions from smaller sizes hold.
-    Raises AnalysisError if there are fewer than three sizes, if sizes differ in more, or if a setting lacks one.
+    number of each notation. `tokens` are by default those of the family's sizes, continued; other ones, and other `stages`,
+    need a size trained with several. `trained`: the model in question starts from trained weights. `verdict` is as in
+    `settings`, for one setting, by these bounds. It is missing with a `refusal`, which names the run that would allow it: harm
+    is carried at most to `reach` parameters, beyond the largest size by the factor over which held-out predictions from smaller
+    sizes hold. Raises AnalysisError if there are fewer than three sizes, if sizes differ in more, or if a setting lacks one.
     """
     asked = Asked(at, tokens, stages, trained)
     asked.check()

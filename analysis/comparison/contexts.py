@@ -69,9 +69,9 @@ class ComparedRuns:
     def sample(self, effects: Mapping[int, float], *settings: Setting, step: float | None = None) -> PairedSample:
         """Return the differences by seed on which a verdict is based: all planned seeds, or those of the last interim analysis.
 
-        With runs of several studies the longest plan counts as already judged, as does that of a race that trained more seeds
-        of a setting than planned. `step` is the smallest difference that can be shown;
-        by default the resolution of an evaluation.
+        With runs of several studies the longest plan counts as already judged, and so does the plan of a race that trained more
+        seeds of a setting than planned. `step` is the smallest difference that can be shown; by default the resolution of an
+        evaluation.
         """
         runs = [self.settings[setting].loc[list(effects)] for setting in settings if effects]
         studies = {study for of_setting in runs for study in of_setting["study"]}

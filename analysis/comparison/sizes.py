@@ -1,4 +1,4 @@
-"""Families of models that differ in size alone, with the harm of each setting at each size."""
+"""Families of models that differ only in size, with the harm of each setting at each size."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Size(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class SizeFamily:
-    """Jobs that differ in size alone."""
+    """Jobs that differ only in size."""
 
     label: str
     trained: bool

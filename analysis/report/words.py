@@ -330,7 +330,7 @@ def _faster_than_dense(setting: SettingRuns, network: str) -> str:
 
 
 def _facts(job: JobRuns, setting: SettingRuns, network: str) -> str:
-    """Return the seconds and bytes of a step and the quality, of a compressed setting with that of dense."""
+    """Return the seconds and bytes of a step and the quality, for a compressed setting next to dense."""
     dense = job.dense if job.dense is not setting else None
     reached = [
         f"{quality(job.measure, *setting.quality[mode])} with compression {mode} at inference"

@@ -327,7 +327,7 @@ class Replay:
 
     @cached_property
     def mixture(self) -> Mixture:
-        """The mean of the priced steps in which replicas exchange something, and that of the others, with their shares."""
+        """The mean of the priced steps with an exchange of replicas, and of the steps without one, with their shares."""
         profiles = list(self.profiles.values())
         groups = [
             [profile for profile, exchanges in zip(profiles, self.exchanging, strict=True) if exchanges == wanted]

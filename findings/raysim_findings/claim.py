@@ -33,7 +33,7 @@ class Measure:
     units: str | Callable[[ClaimedRuns], str] = lambda context: context.unit
 
     def unit(self, context: ClaimedRuns) -> str:
-        """Return the unit of the effect, by default that of harm."""
+        """Return the unit of the effect, by default the unit of harm."""
         return self.units if isinstance(self.units, str) else self.units(context)
 
     def step(self) -> float | None:

@@ -24,7 +24,7 @@ _COLUMNS = ("context", "setting", "full", "harm", "race", "reason", "seeds", "st
 
 
 def race_on_records(results: Results, *, first: int = Race.first, within: float | None = None) -> pd.DataFrame:
-    """Return one row for each setting and for dense: the verdict of a race beside that of all recorded seeds, and their costs.
+    """Return one row for each setting and for dense: a race's verdict next to the verdict by all recorded seeds, and their costs.
 
     `full` is the verdict by all seeds, and `harm` the mean behind it; `race` is "safe", "harmful", "undecided" or "slower" (than a
     safe setting), for `reason`. `runs` and `full_runs` are costs in whole runs, and `seeds` and `steps` those of the setting when it

@@ -19,7 +19,7 @@ _state = threading.local()
 class Flight:
     """Transfers of packet bytes and error flags in progress from one GPU to the host.
 
-    `land` waits once for all copies started while the flight is open. It does not wait for flags alone: they are read
+    `land` waits once for all copies started while the flight is open. It does not wait if only flags are pending: they are read
     with the next bytes or by `settle`.
     """
 

@@ -248,7 +248,7 @@ class RunFields(Strict):
     epochs: Positive | None = None
     """Length of the run in epochs, instead of `steps`; an incomplete last batch is dropped."""
     start: StartField = None
-    """Checkpoint of another run from which this one goes on, as a branch: `FOLDER@STEP`, or `FOLDER` for the last one."""
+    """Checkpoint of another run from which this one continues, as a branch: `FOLDER@STEP`, or `FOLDER` for the last one."""
     seed: int = Field(default=0, ge=0, le=2**63 - 1, json_schema_extra=role("seed"))
     """Seed of weights, order, augmentation, dropout and random codecs."""
     dtype: Literal["float32", "bfloat16", "float16"] = Field(default="float32", json_schema_extra=role("computation"))

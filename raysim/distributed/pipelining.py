@@ -300,8 +300,8 @@ def compress_stages(
 ) -> dict[int, nn.Module]:
     """Return stages, by index, for `torch.distributed.pipelining.PipelineStage`, with compressed packets between them.
 
-    `stages`: the stages of this rank, by index, or all stages. `shapes`: of a microbatch's activation at each boundary. `forward`
-    and `backward` are one notation for all boundaries or a list with one each. `replica` numbers parallel pipelines.
+    `stages`: the stages of this rank, by index, or all stages. `shapes`: shape of a microbatch's activation at each boundary.
+    `forward` and `backward` are one notation for all boundaries or a list with one each. `replica` numbers parallel pipelines.
 
     If torch.distributed is initialised, all ranks of `group` (by default all ranks) must call this, with the same arguments
     except `stages` and `replica`.

@@ -113,7 +113,7 @@ class Proposal:
 
     @property
     def setting(self) -> Setting:
-        """The compression alone."""
+        """Only the compression."""
         return Setting(self.forward, self.backward, self.method)
 
     @property

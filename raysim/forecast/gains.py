@@ -129,7 +129,7 @@ def recoded(dense: Forecast, config: RunConfig, links: Sequence[LinkCost], avera
 def other_ways(dense: Forecast, network: Network, *, device: str | None = None) -> list[Alternative]:
     """Return other ways to run the same training, by the samples a second that they gain, best first.
 
-    Compute is that of `device`, or of `dense` in proportion to counted operations. Ways that do not fit the run are left out.
+    Compute is taken from `device`, or from `dense` in proportion to counted operations. Ways that do not fit the run are left out.
     """
     own = partial(forecast, transport=dense.steady.transport.name, shadows={})
     if device is None:

@@ -38,7 +38,7 @@ AVERAGES = 3  # exchanges made: the last two count, since methods may alternate 
 
 
 class ReplicaCost(NamedTuple):
-    """The cost of averaging the gradients of a stage; `wire_bytes` are those of the replica that sends most."""
+    """The cost of averaging the gradients of a stage; `wire_bytes` are the busiest sender's."""
 
     stage: int
     method: str

@@ -209,7 +209,7 @@ def timed_step(
     weights: str = "Synchronous",
     averaging_delay: int = 0,
 ) -> TimedStep:
-    """Return the step of a profile under a schedule. Counts default to those of the profile.
+    """Return the step of a profile under a schedule. Counts default to the profile's.
 
     `weight_share`: weight gradients' share of a backward timed as a whole. `weights`: a weight policy, possibly without a flush
     between steps. `averaging_delay`: steps by which an average may lag. Raises InputError.

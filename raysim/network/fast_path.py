@@ -123,7 +123,7 @@ class OrderedWiring:
 
 
 def _equal_replicas(networks: Sequence[Network], placement: Placement, num_workers: int) -> NDArray[np.int64]:
-    """Return for each replica the first one with equal links between its workers, if the schedule alone orders all messages."""
+    """Return for each replica the first one with equal links between its workers, if only the schedule orders messages."""
     hosts = placement.by_replica(num_workers)
     replicas = np.arange(len(hosts))
     if any(network.jitter_s for network in networks):

@@ -103,7 +103,7 @@ def parse_network(text: str) -> Network:
 
 
 def parse_bandwidths(text: str) -> list[Network]:
-    """Parse a range of bandwidths into networks in steps of 1, 2, 5; other properties are those of the highest.
+    """Parse a range of bandwidths into networks in steps of 1, 2, 5; other properties are the highest one's.
 
     >>> parse_bandwidths("10mbps..100mbps+20ms")
     [10mbps+20ms, 20mbps+20ms, 50mbps+20ms, 100mbps+20ms]

@@ -165,7 +165,7 @@ class Network:
         return float(_off_diagonal(self.bandwidth_bps).min())
 
     def bandwidths_bps(self, source: ArrayLike, target: ArrayLike) -> Floats:
-        """Return the bandwidth from `source` to `target`, elementwise, at most that of the windows; infinite within a host."""
+        """Return the bandwidth from `source` to `target`, elementwise, capped by windows; infinite within a host."""
         bandwidth = self._look_up("bandwidth_bps", source, target, within=math.inf)
         if self.window_bytes is None:
             return bandwidth

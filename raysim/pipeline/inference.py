@@ -33,7 +33,7 @@ class Inference:
     def run(self, step: int, split: str, batches: Sequence[int], mode: str) -> Turns[list[Evaluated] | Failure]:
         """Run batches of a split through the stages of this worker, one stage after another.
 
-        `mode`: of the links, see `Link.send_evaluation`. The worker of the last stage returns the sums over each batch,
+        `mode`: the links' mode, see `Link.send_evaluation`. The worker of the last stage returns the sums over each batch,
         others return an empty list. If the task has a metric on generated tokens, test batches also run once for each generated
         token.
         """
@@ -144,13 +144,13 @@ class Inference:
             stage.place({name: mean_of([tensors[f"{index}.{name}"] for tensors in loaded]) for name in names})
 
     def batchnorm(self, change: str) -> None:
-        """Switch the BatchNorm statistics of all stages: "estimate" new ones, "use" them, or "restore" those of training."""
+        """Switch the BatchNorm statistics of all stages: "estimate" new ones, "use" them, or "restore" the ones from training."""
         for statistics in self._statistics.values():
             getattr(statistics, change)()
 
 
 class BatchNormStatistics:
-    """The running statistics of a module's BatchNorm layers: those of training, or new ones estimated for an evaluation."""
+    """The running statistics of a module's BatchNorm layers: from training, or newly estimated for an evaluation."""
 
     def __init__(self, module: nn.Module) -> None:
         self._layers = [m for m in module.modules() if isinstance(m, _BatchNorm) and m.track_running_stats]

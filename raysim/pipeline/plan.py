@@ -202,7 +202,7 @@ class Plan:
 
     @property
     def num_steps(self) -> int:
-        """Steps of the run; for a branch, without those of its origin."""
+        """Steps of the run; a branch does not count its parent's steps."""
         return self.config.steps or (self.config.epochs or 0) * self.steps_per_epoch
 
     @property
@@ -245,7 +245,7 @@ class Plan:
         return _batch(self.num_samples, self.config.batch_size, self.config.seed, step)[1]
 
     def evaluation_ids(self, split: str, batch: int) -> np.ndarray:
-        """Return the sample ids of an evaluation batch: test data in stored order, training data in that of the first epoch.
+        """Return the sample ids of an evaluation batch: test data in stored order, training data in the order of the first epoch.
 
         The last batch of the test data may be short.
         """

@@ -312,6 +312,6 @@ class Stage:
 
 
 def stage_class(config: RunConfig) -> type[Stage]:
-    """Return the class of a run's stages: `Stage`, or that of a replica method."""
+    """Return the class of a run's stages: `Stage`, or a replica method's own."""
     methods = filter(config.takes_part, config.replica_methods())
     return next(filter(None, (method.stage_class() for method in methods)), Stage)

@@ -104,8 +104,8 @@ class Worker:
     ) -> Turns[StepReport | Failure]:
         """Step the optimisers and end the step, after all workers' `run`; return its report, or a failure as `run` does.
 
-        `feedback`: of the last step, for adaptive links. `norms`: the squared norms of all stages of each replica, if gradients are
-        clipped. The memories of replica methods change here, together with the parameters.
+        `feedback`: the last step's, for adaptive links. `norms`: the squared norms of all stages of each replica, if gradients
+        are clipped. The memories of replica methods change here, together with the parameters.
         """
         self._check_step(step)
         if not self._has_run:

@@ -28,7 +28,7 @@ class Branch(NamedTuple):
     losses: tuple[float, ...]
 
     def harm(self, dense: Branch) -> float:
-        """Return the excess of the mean loss over that of `dense`, in per cent, for the second half of the steps."""
+        """Return by how many per cent the mean loss exceeds `dense`'s over the second half of the steps."""
         half = len(self.losses) // 2
         own, other = (math.fsum(each.losses[half:]) for each in (self, dense))
         return 100 * (own / other - 1) if other else math.nan

@@ -94,7 +94,7 @@ def _merged(parts: Sequence[Sample]) -> Sample:
 class LinkCandidate:
     """Candidate compressors of activations and gradients at one replica's boundaries, with both ends of every link.
 
-    `methods`: of activations and of their gradients. `links`: the direction, boundary and tensor of each link.
+    `methods`: compressors of activations and of their gradients. `links`: direction, boundary and tensor of each link.
     """
 
     def __init__(

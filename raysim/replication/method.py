@@ -90,12 +90,12 @@ class ReplicaMethod(Notation, ABC):
 
     @property
     def exact(self) -> bool:
-        """True if float32 values are sent, so that bytes and rounds depend on shapes alone."""
+        """True if float32 values are sent, so that bytes and rounds depend only on shapes."""
         return not self.compresses
 
     @property
     def fixed_size(self) -> bool:
-        """True if bytes, rounds and codec work depend on shapes alone, from the first exchange on."""
+        """True if bytes, rounds and codec work depend only on shapes, from the first exchange on."""
         return self.exact
 
     @property

@@ -208,7 +208,7 @@ class Direction(NamedTuple):
 
 
 class Reference:
-    """The dense gradients of all microbatches: their sum by stage, that of each replica, and their noise.
+    """The dense gradients of all microbatches: their sum by stage, each replica's sum, and their noise.
 
     `by_replica`: keep the gradients of each replica, for replica methods.
     """
@@ -223,7 +223,7 @@ class Reference:
         self.of_replica: list[list[Gradients]] = [[] for _ in range(config.num_replicas if by_replica else 0)]
 
     def add(self, i: int) -> None:
-        """Add the gradients in the parameters, those of microbatch `i`, and clear them."""
+        """Add microbatch `i`'s gradients, which are in the parameters, and clear them."""
         gradients = self._passes.gradients()
         for stage, own in enumerate(gradients):
             self._squares[stage] += _product(own, own)

@@ -124,7 +124,7 @@ def screen(
     """Measure candidates on the first `num_batches` batches of a run's test data, without training.
 
     `tried`: settings in addition to the defaults, or instead of them with `only_tried`. `device`, `profile` and `transport` are for
-    prices, as in `forecast`; by default compute is that of the screen's own passes. Without `gradients` there are forwards alone.
+    prices, as in `forecast`; by default compute is measured in the screen's own passes. Without `gradients` only forwards run.
     `engine`: inline, all in this process, or ray, candidates at the same time in as many processes as fit. `say` gets lines on
     memory and progress. Raises ConfigError or InputError before a pass, WorkerLostError if a process of Ray is lost.
     """

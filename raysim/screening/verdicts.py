@@ -57,7 +57,7 @@ def differences(task: Task, sums: NDArray[np.float64], dense: NDArray[np.float64
 
 
 def changed(own: NDArray[np.int64], dense: NDArray[np.int64], counted: NDArray[np.bool_]) -> Difference:
-    """Return the share of counted predictions that differ from dense's; the first axis is that of samples."""
+    """Return the share of counted predictions that differ from dense's; the first axis is samples."""
     count = len(own)
     moved, of = (each.reshape(count, -1).sum(1) for each in ((own != dense) & counted, counted))
     share = float(moved.sum() / of.sum())

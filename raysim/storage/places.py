@@ -177,7 +177,7 @@ def open_place(where: str | Place) -> Place:
 
 
 def folders_above(folder: Place, file: str) -> Iterator[Place]:
-    """Yield the folders around a folder that may hold a file of this name, bottom-up; those of a bucket are listed again."""
+    """Yield the folders around a folder that may hold a file of this name, bottom-up; a bucket's folders are listed again."""
     if isinstance(folder, Path):
         yield from folder.resolve().parents
         return

@@ -223,7 +223,7 @@ def _recut(tensors: Mapping[str, torch.Tensor], modules: Sequence[nn.Module]) ->
 
 
 def _check_shapes(tensors: Mapping[str, torch.Tensor], modules: Sequence[nn.Module]) -> None:
-    """Raise ConfigError if the model's tensors do not match those of the stages in name and shape."""
+    """Raise ConfigError if the model's tensors differ from the stages' in name or shape."""
     parsed = ((_parse(name), x) for name, x in tensors.items())
     held = {name: tuple(x.shape) for (kind, _, name), x in parsed if kind == "model"}
     needed = {name: tuple(x.shape) for module in modules for name, x in module.state_dict().items()}

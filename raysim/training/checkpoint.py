@@ -272,7 +272,7 @@ def find_resumable(folder: Path, config: RunConfig, row: Mapping[str, Any], reco
 
 
 def check_data(old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Raise ConfigError if a new run's samples differ from those of an earlier run that recorded them."""
+    """Raise ConfigError if a new run's samples differ from an earlier run's, if that run recorded them."""
     if old.get("data_digest") not in (None, new["data_digest"]):
         raise ConfigError(
             f"`data` must have the samples of run {old['run_id']}, but they have changed since. Restore them, or train again in "

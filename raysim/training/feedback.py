@@ -45,7 +45,7 @@ class Clock:
         return f"{self.network!r} with the compute of {config.profile}{codecs}, transport {config.transport}"
 
     def step_s(self, reports: Sequence[StepReport], seconds: float) -> float:
-        """Return the seconds of a step: the measured `seconds`, or those of its simulation on the network.
+        """Return the seconds of a step: the measured `seconds`, or simulated ones on the network.
 
         The simulation assumes equal packets on a link within a step, and codecs at `codec_speed`.
         """

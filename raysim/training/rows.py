@@ -257,7 +257,7 @@ def action_rows(step: int, reports: Sequence[StepReport], shifts_s: Sequence[flo
 def gradient_warning(step: int, reports: Sequence[StepReport], modules: Sequence[nn.Module]) -> str | None:
     """Return a sentence on parameters without a gradient in the run's first step; None if there are none, or in later steps.
 
-    `modules`: of the stages. Stages before one that sends no gradient to its input receive only zeros.
+    `modules`: the stages' modules. Stages before one that sends no gradient to its input receive only zeros.
     """
     unreached = {stage: each for report in reports for stage, each in report.unreached.items() if report.replica == 0}
     ends = max((stage for stage, each in unreached.items() if each.input), default=0)

@@ -352,7 +352,7 @@ class Training:
     def _record_step(
         self, step: int, reports: Sequence[StepReport], seconds: float
     ) -> tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]:
-        """Record the rows of a step; return its row of `steps`, and those of `links`."""
+        """Record the rows of a step; return its row of `steps` and its rows of `links`."""
         assert self._clock_zero is not None
         shifts_s = [offset + self._clock_zero for offset in self._offsets_s]
         tables = rows_of_step(self.plan, step, reports, seconds, shifts_s)

@@ -1,7 +1,7 @@
 """Trackers: a run's configuration, curves and results in TensorBoard, Weights & Biases, MLflow or Trackio.
 
 Only the process that drives a run tracks it. Each tool writes to its local store; its own environment variables (`WANDB_MODE`,
-`MLFLOW_TRACKING_URI`, `TRACKIO_SPACE_ID`) name a server. A resumed run goes on under its `run_id`.
+`MLFLOW_TRACKING_URI`, `TRACKIO_SPACE_ID`) name a server. A resumed run continues under its `run_id`.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ class Tracker(ABC):
     """The tool's package, which is imported by `start`."""
 
     def __init__(self, folder: Path) -> None:
-        """`folder`: of the run's curves, if the tool writes them there."""
+        """`folder`: the folder for the run's curves, if the tool writes them there."""
         self._folder = folder
 
     @abstractmethod
     def start(self, config: Mapping[str, Any], identity: TrackedRun) -> None:
-        """Begin a run with its configuration by key, or go on with the run of this identity."""
+        """Begin a run with its configuration by key, or continue the run with this identity."""
 
     @abstractmethod
     def log(self, step: int, values: Values) -> None:
@@ -56,7 +56,7 @@ class Tracker(ABC):
 
     @abstractmethod
     def finish(self, results: Values, *, finished: bool) -> None:
-        """End the session; `results` are those of a run that is over, else none. `finished`: without a failure."""
+        """End the session. `results`: an ended run's results, else empty. `finished`: the run did not fail."""
 
 
 class TensorBoard(Tracker):
@@ -224,7 +224,7 @@ class Trackers:
         self.warning: str | None = None
 
     def _start(self, config: Mapping[str, Any], identity: TrackedRun) -> None:
-        """Begin or go on in every tool."""
+        """Begin or continue the run in every tool."""
         plain = bool, int, float, str
         given = {key: value for key, value in config.items() if value is not None}
         known = {key: value if isinstance(value, plain) else str(value) for key, value in given.items()}

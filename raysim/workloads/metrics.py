@@ -67,7 +67,7 @@ class Accuracy(Metric):
 class ExactMatch(Metric):
     """The share of samples with a fully correct greedily generated answer.
 
-    Evaluations generate the answers, see `raysim.pipeline.inference`, except the first `given` targets and those of -100.
+    Evaluations generate the answers, see `raysim.pipeline.inference`, except the first `given` targets and targets of -100.
     """
 
     given: int = 0

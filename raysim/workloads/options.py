@@ -108,7 +108,7 @@ def check_hub(what: str, repository: str, file: str) -> None:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return the first line of an error, or its type if it has no text, for use in a sentence."""
+    """Return the first line of an error, or else its type, for use in a sentence."""
     return (text_of(error) or type(error).__name__).splitlines()[0].rstrip(".")
 
 

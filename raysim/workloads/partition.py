@@ -103,7 +103,7 @@ def partition(
     The size of a stage is its number of forward operations, with ties broken by the bytes of the layers' outputs, see
     `balance`. Each cut then moves to a layer that sends fewer bytes, if the stages still compute about as much: see
     `cheapest`. `batch`: samples in a microbatch. `loss`: by default the loss for this kind of targets. Nothing is computed.
-    `shadow`: of the same model, batch and loss, if there is one. With `bottleneck` the stages at a cut get one more layer each,
+    `shadow`: an existing one for the same model, batch and loss. With `bottleneck` the stages at a cut get one more layer each,
     drawn from `seed`: see `with_bottleneck`. Raises ValueError naming the field or the unfit layer.
 
     >>> from raysim.workloads.data import DataShape

@@ -28,7 +28,7 @@ def bench_overlap(
     rounds: int = 7,
     device: str = "cuda",
 ) -> dict[str, Any]:
-    """Return seconds of encodes and decodes alone, of matrix products alone, and of both together, and the hidden share.
+    """Return the seconds of only encodes and decodes, of only matrix products, and of both together, and the hidden share.
 
     The tensor has `numel` float32 values; the products are of `width` x `width` matrices in bfloat16, as many as take as long as the
     codec. The share is (codec + products - together) / codec: 1 if the codec costs nothing, 0 if they take turns, as on a CPU.

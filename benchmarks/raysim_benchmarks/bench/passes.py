@@ -27,7 +27,7 @@ _SMALL = 64  # a tensor of this part of the one that is sent, or less, stays in 
 
 
 class Moved(TorchDispatchMode):
-    """Counts the bytes read and written by torch's operations other than views; those of kernels are added by `counted`."""
+    """Counts the bytes read and written by torch's operations other than views; `counted` adds the kernels' bytes."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -89,7 +89,7 @@ def counted(cached: int = 0) -> Iterator[Moved]:
 
 
 def bench_passes(codecs: Sequence[Codec], shape: tuple[int, ...] = SHAPE) -> dict[str, Any]:
-    """Return the bytes that each codec's encode and decode move, and the least: those of a float32 tensor and its packet.
+    """Return the bytes that each codec's encode and decode move, and the minimum: a float32 tensor and its packet.
 
     Needs `TRITON_INTERPRET=1` in the environment when Triton is first imported.
     """

@@ -1,4 +1,4 @@
-"""Predict step times over shaped links from unshaped steps alone, as `raysim replay` prices a run."""
+"""Predict step times over shaped links from unshaped steps only, as `raysim replay` prices a run."""
 
 from __future__ import annotations
 

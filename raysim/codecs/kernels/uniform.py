@@ -54,7 +54,7 @@ def quantize(x, coding, key, ends=None, memory=None, residual=None):
 
 
 def _ranges(x, memory, total, layout):
-    """Return the minimum and maximum of each group; with a memory those of x + memory, which is written to `total`."""
+    """Return the minimum and maximum of each group of x, or with a memory of x + memory, which is written to `total`."""
     bits = (total if len(memory) else x).view(np.int32)
 
     def part(start, stop):

@@ -1,8 +1,8 @@
 """The hot loops of codecs as Triton kernels, for tensors on GPUs.
 
-Packets are byte-for-byte those of the CPU: the arithmetic is that of the torch reference, in float64 where the reference uses
-float64, without fused multiply-add. With `TRITON_INTERPRET=1` set before this package is imported, Triton runs the kernels on the
-CPU, so they can be tested without a GPU; see `raysim.codecs.kernels.interpreted`.
+Packets equal the CPU's byte for byte: the arithmetic follows the torch reference, in float64 if the reference uses it, without
+fused multiply-add. With `TRITON_INTERPRET=1` set before this package is imported, Triton runs the kernels on the CPU, so they
+can be tested without a GPU; see `raysim.codecs.kernels.interpreted`.
 
 Only `count_at_least` and `select_at_least` of `select` wait for the device. Errors detected on the device are raised when the open
 flight lands, see `raysim.codecs.transfers`. Triton evaluates the annotations of kernels, so their modules cannot use

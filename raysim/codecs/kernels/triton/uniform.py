@@ -26,7 +26,7 @@ def _find_ranges(
     x, memory, total, low, high, rows, columns, numel, groups, inner,
     ADD: tl.constexpr, BY_ROW: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """Update `low` and `high` (int32, ordered as float32) with a tile's minimum and maximum; with ADD those of x + memory."""
+    """Update `low` and `high` (int32, ordered as float32) with a tile's minimum and maximum, of x or with ADD of x + memory."""
     across = tl.cdiv(columns, COLUMNS)
     row = (tl.program_id(0) // across) * ROWS + tl.arange(0, ROWS)
     column = (tl.program_id(0) % across) * COLUMNS + tl.arange(0, COLUMNS)
