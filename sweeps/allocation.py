@@ -1,4 +1,4 @@
-"""Resources of a sweep: engine and share of its trials, how many run at once, and the wait until the first fits."""
+"""Resources of a sweep: engine and share of its trials, how many run in parallel, and the wait until the first fits."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Node = Mapping[str, float]  # a node's resources by kind, as Ray names them
 
 
 class Share(NamedTuple):
-    """Resources that each process of a trial reserves, and the number of trials at once."""
+    """Resources that each process of a trial reserves, and the number of parallel trials."""
 
     cpus: float
     gpus: float
@@ -106,8 +106,8 @@ def fit(
 
     Resources configured for a stage are kept. By default a stage gets one CPU, or an equal share if there are
     fewer. `growing`: the cluster may grow for more `jobs`. `elastic`: an autoscaler adds nodes, so a stage gets a whole CPU.
-    `memory_bytes`: the memory of a trial, which bounds the number of trials at once unless `jobs` is given. Raises ConfigError if
-    fewer than `jobs` trials fit, or none.
+    `memory_bytes`: the memory of a trial, which bounds the number of parallel trials unless `jobs` is given. Raises ConfigError
+    if fewer than `jobs` trials fit, or none.
     """
     processes = 1 if engine == "inline" else stages
     cpus_free, gpus_free = (sum(node.get(kind, 0.0) for node in nodes) for kind in ("CPU", "GPU"))
@@ -168,7 +168,7 @@ def _grains(amount: float) -> int:
 
 
 def fair_limit(running: int, free: int, capacity: int, waiting: bool, others: int) -> int:
-    """Return how many trials may run at once, with `running` trials and resources for `free` more.
+    """Return how many trials may run in parallel, given `running` trials and resources for `free` more.
 
     While another driver waits, a sweep starts no trials beyond its equal share of the cluster's `capacity`, in trials;
     it always keeps one.
@@ -184,11 +184,12 @@ def fair_limit(running: int, free: int, capacity: int, waiting: bool, others: in
 
 @dataclass
 class Allocation:
-    """The engine of a sweep's trials, their share of the machines, and how many may run at once.
+    """The engine of a sweep's trials, their share of the machines, and how many may run in parallel.
 
-    `processes`: per trial. `shared`: the cluster has other drivers and may grow or shrink, so the number of trials at once changes;
-    `jobs` limits it, if given. `memory_bytes`: the memory of a trial, or 0. `elastic`: an autoscaler starts nodes for waiting
-    trials, so all `jobs` begin unless another driver waits. `checkpoint_bytes`: bytes of one run's checkpoint, or 0 if unknown.
+    `processes`: processes per trial. `shared`: the cluster has other drivers and may grow or shrink, so the number of parallel
+    trials changes; `jobs` limits it, if given. `memory_bytes`: the memory of a trial, or 0. `elastic`: an autoscaler starts
+    nodes for waiting trials, so all `jobs` begin unless another driver waits. `checkpoint_bytes`: bytes of one run's
+    checkpoint, or 0 if unknown.
     """
 
     engine: str
@@ -207,11 +208,11 @@ class Allocation:
 
     @property
     def starting(self) -> int | None:
-        """Number of trials that may start at once; None to start one by one, so that others see which trials wait."""
+        """Number of trials that may start together; None to start one by one, so that others see which trials wait."""
         return self.share.jobs if not self.shared or (self.elastic and self.jobs is not None) else None
 
     def trials(self, running: int) -> int:
-        """Return the number of trials that may run at once, including the `running` trials."""
+        """Return the number of trials that may run in parallel, including the `running` trials."""
         if self.shared and time.monotonic() - self._looked >= LOOK_S:
             self._looked = time.monotonic()
             own_job = ray.get_runtime_context().get_job_id()

@@ -72,10 +72,10 @@ def duration(seconds: float) -> str:
 
 
 class Spending:
-    """The spent part of a budget in run-seconds: runs that train at once all count.
+    """The spent part of a budget in run-seconds: runs that train in parallel all count.
 
-    `jobs` runs train at once, on `gpus` GPUs each. `before_s`: seconds of earlier sessions. Raises ConfigError for GPU hours without
-    GPUs.
+    `jobs` runs train in parallel, on `gpus` GPUs each. `before_s`: seconds of earlier sessions. Raises ConfigError for GPU
+    hours without GPUs.
     """
 
     def __init__(self, budget: Budget, *, jobs: int, gpus: float, before_s: float = 0.0) -> None:

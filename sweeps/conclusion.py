@@ -1,4 +1,4 @@
-"""The words of a decision: why nothing gains enough, what else would help, and what a race has shown."""
+"""The text of a decision: why nothing gains enough, other remedies, and the results of a race."""
 
 from __future__ import annotations
 

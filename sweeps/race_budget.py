@@ -221,7 +221,7 @@ class RaceBudget:
         return False
 
     def _let_in(self) -> bool:
-        """Let waiting trials into the race, as many as have the best chance of an answer in what is left of the budget."""
+        """Let waiting trials into the race, as many as have the best chance of an answer within the remaining budget."""
         rounds, run_s = self.rounds, self.run_s(self.rounds.dense)
         waiting = [trial for trial in rounds.running if trial in rounds.waiting]
         if not waiting or 2 * run_s > self.left_s:
@@ -285,7 +285,7 @@ class RaceBudget:
         return max(shares)
 
     def summary(self, before_s: float = 0.0) -> list[str]:
-        """Return lines on an ended race: settings without a verdict, the decision, and the cost of what is open."""
+        """Return lines on an ended race: settings without a verdict, the decision, and the cost of deciding about them."""
         rounds = self.rounds
         counts = Counter(WORDS[reason.kind] for reason in rounds.left.values())
         counts |= {"safe": len(rounds.safe), "failed": len(rounds.failed), "hopeless at once": len(rounds.at_once)}

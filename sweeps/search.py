@@ -81,7 +81,7 @@ class LedgerSearch(Searcher):
         return self._rows.get(trial_id)
 
     def summary(self, before_s: float = 0.0) -> list[str]:
-        """Return lines on the decisions of a race within its budget and on what is open; none without a budget.
+        """Return lines on the decisions of a race within its budget and on undecided settings; none without a budget.
 
         `before_s`: seconds spent before the race, of the budget for both.
         """

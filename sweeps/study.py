@@ -146,7 +146,7 @@ class Study:
 
     @property
     def screens(self) -> bool:
-        """True if settings are screened: in a race, or with several seeds; the table of branches needs every setting."""
+        """True if settings are screened: in a race or with several seeds, but not with branches, whose table needs every setting."""
         return self.screen and self.branches is None and (self.race is not None or len(self.seeds) > 1)
 
     @property

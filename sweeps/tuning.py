@@ -81,7 +81,7 @@ class Halt:
 
 @contextmanager
 def on_signals(halt: Halt) -> Iterator[None]:
-    """End the sweep cleanly on the first Ctrl-C, SIGTERM or SIGHUP, and at once on a second, after `ECHO_S`."""
+    """End the sweep cleanly on the first Ctrl-C, SIGTERM or SIGHUP, and immediately on a second, after `ECHO_S`."""
     asked: list[float] = []
 
     def handle(number: int, frame: Any) -> None:

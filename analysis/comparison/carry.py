@@ -33,7 +33,7 @@ _COLUMNS = (
 
 
 class Asked(NamedTuple):
-    """The model to which harm is carried."""
+    """The model to which harm is extrapolated."""
 
     parameters: float
     tokens: float | None = None
@@ -63,16 +63,16 @@ def carry(
     within: float | None = None,
     quality: str = "auto",
 ) -> pd.DataFrame:
-    """Return the harm of each setting at `at` parameters, or why no law carries it there: a row for each family and setting.
+    """Extrapolate the harm of each setting to `at` parameters, or say why that is impossible: a row for each family and setting.
 
     Sizes of a family differ only in the model's dimensions, steps, batch, learning rate and stages. `harm` and its 90 % bounds
     average two laws, see `raysim.scaling`: a `power` of the size (`exponent`; `weight` is its chance), and a `constant`. They
     `disagree` if the bounds of one miss the other. Settings of one method share the exponent: those that differ in the first
-    number of each notation. `tokens` are by default those of the family's sizes, continued; other ones, and other `stages`,
-    need a size trained with several. `trained`: the model in question starts from trained weights. `verdict` is as in
-    `settings`, for one setting, by these bounds. It is missing with a `refusal`, which names the run that would allow it: harm
-    is carried at most to `reach` parameters, beyond the largest size by the factor over which held-out predictions from smaller
-    sizes hold. Raises AnalysisError if there are fewer than three sizes, if sizes differ in more, or if a setting lacks one.
+    number of each notation. `tokens` follow by default from the family's sizes; other values, and other `stages`, need a size
+    trained with several. `trained`: the model in question starts from trained weights. `verdict` is as in `settings`, for one
+    setting, by these bounds. It is missing with a `refusal`, which names the run that would allow it: harm is extrapolated at
+    most to `reach` parameters: the largest size times the factor over which held-out predictions from smaller sizes hold.
+    Raises AnalysisError if there are fewer than three sizes, if sizes differ in more, or if a setting lacks one.
     """
     asked = Asked(at, tokens, stages, trained)
     asked.check()
@@ -179,7 +179,7 @@ class _Pool:
 
     @cached_property
     def reaches(self) -> list[float]:
-        """The distances, in logarithms, to which harm is carried beyond the values of each quantity."""
+        """The distances, in logarithms, to which harm is extrapolated beyond the values of each quantity."""
         quantities = range(1 + len(self.settings[0].family.quantities))
         return [reach(self.held_out(quantity)) for quantity in quantities] if self.told else [0.0]
 
@@ -215,7 +215,7 @@ class _Pool:
         return row | _columns(carried, float(first["within"]))
 
     def _refusal(self, i: int, asked: Asked, size: Size) -> str | None:
-        """Return why harm is not carried, and the run that would allow it; None if it is."""
+        """Return why harm is not extrapolated, and the run that would allow it; None if it is."""
         setting = self.settings[i]
         family, here = setting.family, format_parameters(size.parameters)
         if asked.trained != family.trained:

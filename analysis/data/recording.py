@@ -224,7 +224,7 @@ class Recording:
 
     @property
     def shares_caches(self) -> bool:
-        """True if workers ran at once in processes of a CPU, as on Ray, and not in turn in one process."""
+        """True if workers ran in parallel processes on a CPU, as with Ray, and not in turn in one process."""
         on_ray = self.row.get("engine") != "inline" and device_kind(self.row) == "cpu"
         return on_ray and len(self.rows) * self.num_replicas > 1
 

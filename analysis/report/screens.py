@@ -1,4 +1,4 @@
-"""The report of a screen: what each setting does to a model at once, by the records of `raysim screen --out`."""
+"""The report of a screen: the immediate effect of each setting on a model, from the records of `raysim screen --out`."""
 
 from __future__ import annotations
 

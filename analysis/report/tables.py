@@ -1,4 +1,4 @@
-"""Tables of all runs, of branches, of a probe's candidates and of another size, and the importance of a study's parameters."""
+"""Tables of runs, branches, a probe's candidates and harm at another size, and the importance of a study's parameters."""
 
 from __future__ import annotations
 

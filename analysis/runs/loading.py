@@ -25,8 +25,8 @@ from raysim.storage.places import Place, PlaceError
 def load(*folders: str | Path) -> Results:
     """Return the runs and studies in `folders`, paths or URIs of buckets, at any depth, as tidy DataFrames.
 
-    `run.parquet` of every run is read at once, the other tables when they are asked for. Unreadable files are left out and
-    named in `problems`. Raises AnalysisError if a folder does not exist.
+    `run.parquet` of every run is read immediately, the other tables on first use. Unreadable files are left out and named in
+    `problems`. Raises AnalysisError if a folder does not exist.
 
     >>> load("results/none")
     Traceback (most recent call last):

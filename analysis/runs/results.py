@@ -1,4 +1,4 @@
-"""Runs and studies as DataFrames: small tables are read at once, large ones by columns and rows on request.
+"""Runs and studies as DataFrames: small tables are read completely, large ones by columns and rows on request.
 
 Nothing is copied or converted on disk: polars and DuckDB read the same files.
 """

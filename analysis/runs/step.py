@@ -68,9 +68,9 @@ class Replay:
     """A recorded run, ready to be priced on any network.
 
     Bytes are the run's own, step by step. The seconds of compute, codecs and updates are the job's: `costs`, pooled over recordings
-    of the job, or by default over this run alone. `transport`: "ray", "nccl", "gloo" or "bare", whose bytes, trips and seconds of a
-    host are its own, whatever engine and load recorded the run. `averaging`: how replicas average over it, such as "ring/25MiB".
-    `compute` and `profile` make a `Recording` and `Costs` if these are not given.
+    of the job, or by default over this run alone. `transport`: "ray", "nccl", "gloo" or "bare"; its bytes, trips and host
+    seconds do not depend on the engine and load of the recording. `averaging`: how replicas average over it, such as
+    "ring/25MiB". `compute` and `profile` make a `Recording` and `Costs` if these are not given.
 
     >>> Replay("results/none")
     Traceback (most recent call last):

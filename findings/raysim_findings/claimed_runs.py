@@ -35,7 +35,7 @@ class Quantities:
 
 @dataclass(frozen=True, eq=False)
 class ClaimedRuns(ComparedRuns):
-    """Comparable runs, with what claims ask of them besides their quality."""
+    """Comparable runs, with the quantities that claims compare besides quality."""
 
     language: bool = False
     num_replicas: int = 1

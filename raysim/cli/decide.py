@@ -1,4 +1,4 @@
-"""Decide about compression: price it, screen it, and race what is left within a budget."""
+"""Decide about compression: price it, screen it, and race the remaining settings within a budget."""
 
 from __future__ import annotations
 

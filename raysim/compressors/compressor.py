@@ -140,7 +140,7 @@ class Compressor(Notation, ABC):
     def end_step(self, state: State, context: Context, facts: StepFacts) -> tuple[State, list[Decision]]:
         """Return the changes to the sender's state at the end of a step, and the decisions; `state` itself is not modified.
 
-        `context` is that of the step's last message.
+        `context` belongs to the step's last message.
         """
         return {}, []
 

@@ -236,7 +236,7 @@ class Engine(ABC):
 
     @abstractmethod
     def _perform(self, workers: Sequence[int], method: str, *arguments: Any) -> list[Any]:
-        """Run a generator method on several workers at once, and deliver the messages between them."""
+        """Run a generator method on several workers in parallel, and deliver the messages between them."""
 
     @abstractmethod
     def _submit(self, worker: int, method: str, *arguments: Any) -> Ref: ...

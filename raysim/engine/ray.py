@@ -135,7 +135,7 @@ class RayEngine(Engine):
         """Send each actor its model and data through the object store.
 
         If a server of a private Ray is lost while the driver holds objects, Ray's core ends the driver without a message, so they
-        are freed at once. On a cluster they are kept for restarted stages.
+        are freed immediately. On a cluster they are kept for restarted stages.
         """
         plan, modules, data = stored = self._stored or self._store()
         self._stored = () if self._private else stored

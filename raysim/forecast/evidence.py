@@ -87,7 +87,7 @@ class CarriedHarm(NamedTuple):
 
 
 class Known(NamedTuple):
-    """A verdict on a setting, and the model of the runs behind it, or the law of size that carries it."""
+    """A verdict on a setting, and the model of the runs behind it, or the law of size that predicts it."""
 
     verdict: str = UNTRIED
     scope: Scope | CarriedHarm | None = None

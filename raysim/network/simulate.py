@@ -81,7 +81,7 @@ def simulate(
 
 
 def _rounds_s(collective: Collective, network: Network) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the seconds of a collective's rounds over all buckets, and what each would save without latency."""
+    """Return the seconds of a collective's rounds over all buckets, and the seconds saved in each without latency."""
     networks = [network, network.without_latency]
     priced = [
         (times, (collective.repeats * round_seconds(each, networks)).tolist()) for times, each in collective.rounds

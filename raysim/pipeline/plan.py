@@ -302,7 +302,7 @@ def tied_shapes(parts: Partition) -> TiedShapes:
 def averaged_shapes(stage: int, module: nn.Module, config: RunConfig, tied: TiedOwners) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the gradients averaged by a stage's replicas, by parameter name, in the module's order.
 
-    Parameters that `fused_embedding` sums over stages and replicas at once are left out.
+    Parameters that `fused_embedding` sums over stages and replicas together are left out.
     """
     fused = {owner for owners in tied for owner in owners} if config.fused_embedding else set()
     return {

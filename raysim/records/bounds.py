@@ -1,4 +1,4 @@
-"""Types and bounds of recorded values; values out of bounds are rejected with the column's name, whatever wrote the file."""
+"""Types and bounds of recorded values; values out of bounds are rejected with the column's name."""
 
 from __future__ import annotations
 

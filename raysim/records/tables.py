@@ -262,7 +262,7 @@ class Recorder:
             self.folder.rmdir()
 
     def write_run(self, row: Mapping[str, Any]) -> None:
-        """Replace `run.parquet` by this row, as `fitted` to what its reader accepts."""
+        """Replace `run.parquet` by this row, adapted to its reader by `fitted`."""
         write_table(_run_table(row), self.folder / "run.parquet")
 
     def compact(self) -> None:

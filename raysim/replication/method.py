@@ -100,7 +100,7 @@ class ReplicaMethod(Notation, ABC):
 
     @property
     def by_bucket(self) -> bool:
-        """True if tensors may be averaged in buckets, as in DDP, with the same bytes as all at once."""
+        """True if tensors may be averaged in buckets, as in DDP, with the same bytes as in a single average."""
         return False
 
     @property

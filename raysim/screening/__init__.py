@@ -1,4 +1,4 @@
-"""Screen compression without training: what each candidate does to a model's loss and gradients at once."""
+"""Screen compression without training: the immediate effect of each candidate on a model's loss and gradients."""
 
 from raysim.screening.screen import Screen, screen
 

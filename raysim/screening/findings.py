@@ -64,7 +64,7 @@ def _hidden_words(done: Screen) -> list[str]:
 
 
 def _share_words(done: Screen) -> list[str]:
-    """Return what the dense step waits for on each network."""
+    """Return a sentence for each network: the dense step's time, and how much sending nothing would save."""
     lines = []
     for network, shares in done.shares.items():
         step = format_seconds(done.dense.prices[network].step_s)

@@ -18,7 +18,7 @@ EVERY_S = 30.0  # between further messages
 
 
 def to_stderr(line: str) -> None:
-    """Print a line on the error stream at once."""
+    """Print a line on the error stream, unbuffered."""
     print(line, file=sys.stderr, flush=True)
 
 

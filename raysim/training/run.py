@@ -125,10 +125,10 @@ class Training:
     def events(self) -> Generator[Event]:
         """Train, and yield events; the records are complete when the iteration ends, however it ends.
 
-        Raises ConfigError at once if the folder cannot be written, or holds anything but the run to resume. The iteration raises
-        ConfigError if the stages do not fit, StageError if the model fails, WorkerLostError if workers die repeatedly at the same
-        step, and passes on KeyboardInterrupt; the last three are also recorded. Raises HopelessError, and leaves no records, if
-        `refuse` gives a reason.
+        Raises ConfigError immediately if the folder cannot be written, or holds anything but the run to resume. The iteration
+        raises ConfigError if the stages do not fit, StageError if the model fails, WorkerLostError if workers die repeatedly at
+        the same step, and passes on KeyboardInterrupt; the last three are also recorded. Raises HopelessError, and leaves no
+        records, if `refuse` gives a reason.
         """
         try:
             self.recorder.lock()

@@ -29,9 +29,9 @@ LOOK_S = 1.0  # between readings of the processes' CPU seconds
 def bench_nodes(counts: list[int], *, trials: int = 64, steps: int = 10) -> list[dict[str, Any]]:
     """Measure and print; return a row of figures for each number of nodes.
 
-    The total number of CPUs is the same for any number of nodes, so equally many trials run at once. The CPU seconds of a
-    trial are those of all processes of a kind during the sweep, divided by the number of trials.
-    Raises FailedError if the sweep fails.
+    The total number of CPUs is the same for any number of nodes, so equally many trials run in parallel. The CPU seconds of a
+    trial are those of all processes of a kind during the sweep, divided by the number of trials. Raises FailedError if the
+    sweep fails.
     """
     cpus = max(CPUS, *counts)
     rows = []

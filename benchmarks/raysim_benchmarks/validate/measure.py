@@ -84,8 +84,8 @@ class Case(NamedTuple):
 def validate(out: Path, pipelines: Sequence[Pipeline], rounds: int) -> Iterator[list[Case]]:
     """Return an iterator over the pipelines' cases, of `rounds` steps each; their runs are kept in `out`.
 
-    Runs already in `out` are not repeated. Raises ConfigError at once if runs are missing and this machine cannot make hosts, or
-    if `out` holds runs over other links; the iteration raises FailedError.
+    Runs already in `out` are not repeated. Raises ConfigError immediately if runs are missing and this machine cannot make
+    hosts, or if `out` holds runs over other links; the iteration raises FailedError.
     """
     missing = [pipeline for pipeline in pipelines if not _is_measured(pipeline, out, rounds)]
     if missing:

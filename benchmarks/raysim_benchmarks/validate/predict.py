@@ -41,8 +41,8 @@ def typical(seconds: Sequence[float]) -> float:
 class Prediction:
     """Predicts steps over other links from the `steps` of a run between unshaped links, with a worker on each host.
 
-    If more workers compute at once than the machine has cores, all hosts share the cores. The number of cores left to the workers
-    by Ray and the links is then also fitted to the unshaped steps.
+    If more workers compute in parallel than the machine has cores, all hosts share the cores. The number of cores left to the
+    workers by Ray and the links is then also fitted to the unshaped steps.
     """
 
     def __init__(self, run: Run, steps: Sequence[int]) -> None:
