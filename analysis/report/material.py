@@ -161,7 +161,7 @@ class JobRuns:
         return min(self.priced, key=lambda setting: setting.step_s[network].value)
 
     def faster(self, network: str) -> list[SettingRuns]:
-        """Return the compressed settings, safe or not, faster than dense beyond their interval and by `PAYS`."""
+        """Return the compressed settings, safe or not, that surely beat dense and gain at least `PAYS`."""
         others = [setting for setting in self.priced if not setting.dense and setting.speedup]
         return [
             setting for setting in others if setting.speedup[network].low > 1 and setting.speedup[network].value >= PAYS

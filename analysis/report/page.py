@@ -341,7 +341,7 @@ def _trace(kind: str, name: str, x: Iterable[Any], y: Iterable[Any], **options: 
 
 
 def plotly_text(text: str) -> str:
-    """Return text for plotly, which reads its texts as markup."""
+    """Escape text for plotly, which would read it as markup."""
     return html.escape(text, quote=False)
 
 

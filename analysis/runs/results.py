@@ -239,7 +239,7 @@ class Results:
         wanted = list(schema.names if columns is None else [c for c in columns if c != "run"])
         for column in wanted:
             if column not in schema.names:
-                raise AnalysisError(f"`columns` of {name} must be of {', '.join(schema.names)}, but got {column!r}.")
+                raise AnalysisError(f"`columns` of {name} must be among {', '.join(schema.names)}, but got {column!r}.")
         condition = condition_of(where, schema)
         runs = pa.array(list(files), pa.string())
         scanned = scan(bounds, schema, wanted, condition)

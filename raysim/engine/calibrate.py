@@ -43,7 +43,7 @@ class Player:
     def rally(self, size: int, rounds: int) -> Turns[tuple[list[tuple[float, float]], float]]:
         """Send messages of `size` bytes back and forth.
 
-        Returns the first player's seconds to send, and to send and get back, each message, and this player's CPU seconds.
+        Returns the first player's seconds for each message, to send it and for the round trip, and this player's CPU seconds.
         """
         message, other, times = (b"", np.zeros(size, np.uint8)), 1 - self.index, []
         cpu_s = time.process_time()

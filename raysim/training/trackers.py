@@ -37,7 +37,7 @@ class TrackedRun(NamedTuple):
 
 
 class Tracker(ABC):
-    """A run in one tool. A missing package, or a server that refuses, raises whatever the tool raises."""
+    """A run in one tool. Errors of the tool, such as a missing package or a refusing server, are passed on."""
 
     package: ClassVar[str]
     """The tool's package, which is imported by `start`."""

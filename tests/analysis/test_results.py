@@ -176,7 +176,7 @@ def test_unknown_tables_columns_and_runs_are_refused(made):
     assert str(error.value).startswith("The tables of runs are steps, evals, links, actions")
     with pytest.raises(AnalysisError) as error:
         results.table("evals", ["mood"])
-    assert str(error.value).startswith("`columns` of evals must be of step, mode, batchnorm,")
+    assert str(error.value).startswith("`columns` of evals must be among step, mode, batchnorm,")
     assert str(error.value).endswith("but got 'mood'.")
     for where in ([("mood", "==", 1)], pc.field("step") == "three", [("step", "near", 3)], "step > 3"):
         with pytest.raises(AnalysisError) as error:

@@ -65,4 +65,4 @@ def test_process_kinds_are_recognised() -> None:
     assert float(draw("heavy tail", (10, 10000)).abs().max()) > 2 * float(draw("normal", (10, 10000)).abs().max())
     with pytest.raises(ValueError) as caught:
         draw("flat", (1,))
-    assert str(caught.value) == f"`kinds` must be of {', '.join(KINDS)}, but got 'flat'."
+    assert str(caught.value) == f"`kinds` must be among {', '.join(KINDS)}, but got 'flat'."

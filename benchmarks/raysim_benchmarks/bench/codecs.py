@@ -144,7 +144,7 @@ def draw(kind: str, shape: tuple[int, ...], dtype: str = "float32", seed: int = 
             chi += torch.randn(shape, generator=generator).square_()
         x.div_((chi / 3).sqrt_())
     elif kind != "normal":
-        raise ValueError(f"`kinds` must be of {', '.join(KINDS)}, but got {kind!r}.")
+        raise ValueError(f"`kinds` must be among {', '.join(KINDS)}, but got {kind!r}.")
     return x.to(getattr(torch, dtype))
 
 
