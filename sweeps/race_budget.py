@@ -37,7 +37,7 @@ WORDS = {  # for exits
     "harmful": "harmful",
     "hopeless": "given up",
     "slower": "slower than a safe one",
-    "chance": "left beside a dense model near chance",
+    "chance": "left because dense is near chance",
 }
 
 

@@ -55,7 +55,7 @@ def settings(
 
     With `networks` there is a row for each network, over `transport`: by default that of the runs' study, see
     `Results.transport_of`. `step_s`, `dense_step_s` and `speedup`, with its interval and its `pace` ("faster", "slower" or "not
-    distinguishable"), are means over the `priced` runs, each beside its dense run. `break_even_bps`, their median, is the bandwidth
+    distinguishable"), are means over the `priced` runs, each against its dense run. `break_even_bps`, their median, is the bandwidth
     below which the setting is faster on an otherwise equal network: 0 if it never `pays`, infinity if it always does, and missing if
     the network has several. `compute` and `profile` are as for `replay`. Runs without a price are named in the problems of `results`.
     """

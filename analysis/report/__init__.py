@@ -122,7 +122,7 @@ def _sections(material: Material) -> Iterator[Section]:
         yield Section("probes", "Probe", [block for job in material.probes for block in probe_blocks(job, material)])
     if has_branches(material.results):
         title = "Where in training compression harms"
-        yield _section("branches", title, branch_blocks(material), "No branch has a dense one beside it.")
+        yield _section("branches", title, branch_blocks(material), "No branch has a dense counterpart.")
     if len(material.jobs) > 1:
         for job in material.jobs:
             blocks = [

@@ -91,13 +91,13 @@ HARM = Measure("harm of {one} against {other}", _harm("on", "on"), _either)
 SWITCHED_OFF = Measure("harm of switching compression off at inference, {one}", _harm("off", "on"), _first)
 """The loss of quality of one model from switching its compression off."""
 FREED = Measure(
-    "harm of switching compression off that {one} is spared beside {other}",
+    "harm of switching compression off, {other} minus {one}",
     _freed,
     lambda one, other: (((one, "on"),), ((other, "on"),)),
 )
 """The loss of quality from switching compression off: the second run's less the first's."""
 SPARED_BY_STATISTICS = Measure(
-    "harm of switching compression off that BatchNorm statistics of each mode spare {one}",
+    "harm of switching compression off avoided by BatchNorm statistics of each mode, {one}",
     _spared_by_statistics,
     _first,
 )

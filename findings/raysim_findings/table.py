@@ -108,7 +108,7 @@ CLAIMS: tuple[Claim, ...] = (
         "Error feedback does not improve on plain TopK.",
         "error feedback techniques do not improve model-parallel training compared to plain compression",
         RUDAKOV,
-        "Error feedback, its mixed form and EF21, one way or both, beside the same TopK without. Supported if plain TopK "
+        "Error feedback, its mixed form and EF21, one way or both, against the same TopK without. Supported if plain TopK "
         "is surely less than the margin worse than each, contradicted if it is surely worse by more than one.",
         Parts(matches.with_memory(*FEEDBACK), Part("no gain from feedback", HARM, "below", MARGIN, "plain", "setting")),
         (both_ways("ErrorFeedback(TopK(0.1))"), Setting("TopK(0.1)", "ErrorFeedback(TopK(0.1))")),
@@ -180,7 +180,7 @@ CLAIMS: tuple[Claim, ...] = (
         "",
         RUDAKOV,
         "From a summary of the paper (independent compression of activations and gradients may diverge), not from its text. "
-        "Separate beside shared indices at one density, in the mean over densities. Supported if the harm is surely above "
+        "Separate against shared indices at one density, in the mean over densities. Supported if the harm is surely above "
         "the margin.",
         Parts(
             matches.shared_or_separate, Part("separate indices do harm", HARM, "above", MARGIN, "separate", "shared")
@@ -196,7 +196,7 @@ CLAIMS: tuple[Claim, ...] = (
         "achieving the same or better accuracy than dense SGD (i.e., no compression) in the same number of iterations/epochs",
         GRAVAC,
         f"On replica gradients, as in the paper, with the gain of its text and a floor of {LEAST_FLOOR:g} or more. "
-        "Supported if the harm beside dense is surely below the margin, and the factor in values surely above "
+        "Supported if the harm against dense is surely below the margin, and the factor in values surely above "
         f"{LEAST_FACTOR:g}, the least that the paper reports; contradicted if either surely is not.",
         Parts(
             matches.published_gravac,
@@ -227,7 +227,7 @@ CLAIMS: tuple[Claim, ...] = (
         "maintains similar model accuracy to uncompressed training, yet achieves up to 5.5x better compression and up to 4.1x"
         " end-to-end speedup over static approaches",
         "Agarwal, Wang, Lee, Venkataraman, Papailiopoulos 2020, Accordion (2010.16248)",
-        "Supported if the harm beside dense is surely below the margin, and the bytes are surely fewer than the bytes of "
+        "Supported if the harm against dense is surely below the margin, and the bytes are surely fewer than the bytes of "
         "its mild codec used throughout; contradicted if either surely is not. The paper's 'up to' sets no bar: the factor"
         " is reported.",
         Parts(
@@ -243,7 +243,7 @@ CLAIMS: tuple[Claim, ...] = (
         "",
         "Lin, Han, Mao, Wang, Dally 2017, Deep Gradient Compression (1712.01887)",
         "The paper, whose text was not read, names warm-up training among its means to keep accuracy. Settings with `ramp` or"
-        " `warmup` beside dense, and beside the same without. Supported if the first harm is surely below the margin and "
+        " `warmup` against dense, and against the same without. Supported if the first harm is surely below the margin and "
         "the second surely above 0.",
         Parts(
             matches.warm_up,
@@ -258,7 +258,7 @@ CLAIMS: tuple[Claim, ...] = (
         "DiLoCo on 8 workers performs as well as fully synchronous optimization while communicating 500 times less",
         "Douillard et al. 2023, DiLoCo (2311.08105)",
         f"Of DiLoCo on uncompressed links whose notation promises {FAR_FEWER:g} times fewer bytes: steps between exchanges, "
-        "times 32 over the bits of `Quantize`. Supported if the harm beside dense is surely below the margin after as many"
+        "times 32 over the bits of `Quantize`. Supported if the harm against dense is surely below the margin after as many"
         " steps, and the factor in bytes surely above the promise; contradicted if either surely is not.",
         Parts(
             matches.far_fewer_local_steps,
@@ -298,7 +298,7 @@ CLAIMS: tuple[Claim, ...] = (
         "we analyze the pipeline and opt to selectively compress those traffic lying on the critical path. This further helps"
         " reduce the compression error",
         OPTIMUS_CC,
-        f"Hardly slower: less than {SAME_SPEED:g} % of a step (ours). Supported if the harm beside dense is surely below "
+        f"Hardly slower: less than {SAME_SPEED:g} % of a step (ours). Supported if the harm against dense is surely below "
         "the margin and the step is surely hardly slower than with compression everywhere; contradicted if either surely "
         "is not.",
         Parts(
@@ -314,7 +314,7 @@ CLAIMS: tuple[Claim, ...] = (
         "selectively compress those traffic lying on the critical path",
         OPTIMUS_CC,
         f"A list of methods by stage whose tail is dense. Hardly slower: less than {SAME_SPEED:g} % of a step (ours). "
-        "Supported if the harm beside dense is surely below the margin and the step surely within that of the same method "
+        "Supported if the harm against dense is surely below the margin and the step surely within that of the same method "
         "at all stages.",
         Parts(
             matches.earliest_stages,
@@ -331,7 +331,7 @@ CLAIMS: tuple[Claim, ...] = (
         "we compress the inter-stage backpropagation and the embedding synchronization in addition to the existing data-"
         "parallel traffic compression methods",
         OPTIMUS_CC,
-        "Fusing is exact but for the order of sums. Supported if the harm beside the same run without is surely below the "
+        "Fusing is exact but for the order of sums. Supported if the harm against the same run without is surely below the "
         "margin and the bytes of a step over all links are surely fewer; contradicted if either surely is not.",
         Parts(
             matches.fused,

@@ -136,7 +136,7 @@ def _race(decision: DecisionState, budget: Any, again: str, ending: Interruption
 
     study = decision.study(budget)
     echo(
-        f"3 of 3: {len(decision.left)} settings race beside dense within {study.budget.text if study.budget else budget.text}.",
+        f"3 of 3: {len(decision.left)} settings race against dense within {study.budget.text if study.budget else budget.text}.",
         err=True,
     )
     release_memory()  # the trials need what the screen has used

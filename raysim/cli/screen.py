@@ -145,7 +145,7 @@ def show_screen(done: Screen, figures: Mapping[str, Any]) -> None:
     table.columns[0].no_wrap = True
     table.caption = (
         "Differences from dense have a 95 % bound. Changed: predictions that differ from dense. Fidelity: of activations, / of their "
-        "gradients, over all cuts. Gradient: of the stage with the largest error, beside the noise of a step's dense gradient. Codec: "
+        "gradients, over all cuts. Gradient: of the stage with the largest error, against the noise of a step's dense gradient. Codec: "
         "of a microbatch, over all links."
     )
     out.print(table)

@@ -90,7 +90,7 @@ def test_settings_that_wait_beside_a_dense_model_near_chance_would_not_be_decide
     assert any(line.startswith("Open: trial 2, T2, not begun: its") for line in lines[False])
     assert "add `--resume" in lines[False][-1]
     (line,) = lines[True]
-    assert line.endswith("Decided: 2 left beside a dense model near chance. Open: 0 settings.")
+    assert line.endswith("Decided: 2 left because dense is near chance. Open: 0 settings.")
 
 
 def test_a_budget_to_go_on_has_the_time_before_the_race(tmp_path, few_simulations):
