@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -75,20 +76,29 @@ def choose_engine(
 
 
 class TrialBytes(NamedTuple):
-    """Bytes of all stages of a trial: zeros if this machine cannot build it, for instance without its data."""
+    """Bytes of a trial: zeros if this machine cannot build it, for instance without its data."""
 
     memory: int = 0
     checkpoint: int = 0
 
 
 def count_bytes(config: RunConfig) -> TrialBytes:
-    """Return the bytes of a trial's stages in memory, and of one of its checkpoints."""
+    """Return the bytes of a trial in memory, and of one of its checkpoints.
+
+    A trial holds its model, of which its stages are copies, and the most of a step or of a resume: the state, the checkpoint read,
+    and the largest worker's part of it twice more, as bytes and as tensors. Writing a checkpoint takes no more.
+    """
     try:
         plan = prepare(config).plan
     except ConfigError:  # the trials will report it
         return TrialBytes()
-    stages = [plan.memories[stage] for _, stage in plan.places]
-    return TrialBytes(sum(each.total_bytes for each in stages), sum(each.checkpoint_bytes for each in stages))
+    parts: Counter[int] = Counter()  # by worker
+    for replica, stage in plan.places:
+        parts[plan.worker(replica, stage)] += plan.memories[stage].checkpoint_bytes
+    checkpoint = sum(parts.values())
+    step = sum(plan.memories[stage].total_bytes for _, stage in plan.places)
+    model = sum(memory.weights_bytes for memory in plan.memories)
+    return TrialBytes(model + max(step, 2 * (checkpoint + max(parts.values()))), checkpoint)
 
 
 def fit(

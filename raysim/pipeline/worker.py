@@ -168,7 +168,8 @@ class Worker:
 
     def load(self, step: int, *parts: np.ndarray) -> None:
         """Load the state at the start of `step` from the parts of a checkpoint, possibly saved by other workers."""
-        tensors = {name: x for part in parts for name, x in unpack_tensors(part).items()}
+        others = tuple(f"stage.{index}." for index in range(self.plan.num_stages) if index not in self.stages)
+        tensors = {name: x for part in parts for name, x in unpack_tensors(part).items() if not name.startswith(others)}
         for index, stage in self.stages.items():
             stage.load(under(f"stage.{index}.", tensors))
         memories = under("link.", tensors)

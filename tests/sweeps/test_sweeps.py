@@ -12,6 +12,11 @@ from studies import BASE, write_study
 from trials import check_agree
 
 from raysim.config import ConfigError, make_config
+from raysim.engine.inline import InlineEngine
+from raysim.network.memory import StageMemory
+from raysim.pipeline.prepare import prepare
+from raysim.pipeline.reports import StepFeedback
+from raysim.pipeline.state import unpack_tensors
 from raysim.records import Run
 from raysim.sweeps import allocation
 from raysim.sweeps.allocation import choose_engine, count_bytes, fit
@@ -348,15 +353,32 @@ def test_trials_share_a_process_if_capacity_allows(node, changes, engine, jobs):
 )
 def test_as_many_trials_run_at_once_as_have_memory(monkeypatch, given, memory, engine, jobs):
     """Of 6.3 GB each, with two stages of half a CPU."""
-    plan = SimpleNamespace(
-        memories=[SimpleNamespace(total_bytes=3.15e9, checkpoint_bytes=0)] * 2, places=[(0, 0), (0, 1)]
-    )
+    memories = [StageMemory(stage, saved_bytes=3_150_000_000, in_flight=1) for stage in range(2)]
+    plan = SimpleNamespace(memories=memories, places=[(0, 0), (0, 1)], worker=lambda _, stage: stage)
     monkeypatch.setattr(allocation, "prepare", lambda config: SimpleNamespace(plan=plan))
     config, nodes = make_config({**BASE, "cpus_per_stage": 0.5}), [{"CPU": 4.0, "memory": memory}]
     need = choose_engine(config, nodes, lambda: count_bytes(config).memory, given)
     share = fit(config, nodes, 2, jobs=None, growing=False, **need._asdict())
     assert (need.engine, min(share.jobs, 4)) == (engine, jobs)
     assert fit(config, nodes, 2, jobs=4, growing=False, **need._asdict()).jobs == 4
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"num_replicas": 2}, {"num_stages": 4, "schedule": "Interleaved1F1B(2)"}], ids=str
+)
+@pytest.mark.parametrize("optimizer", [{"name": "sgd"}, {"name": "adamw"}], ids=["sgd", "adamw"])
+def test_memory_of_a_trial_has_a_resumed_checkpoint(changes, optimizer):
+    """The workers' state, the checkpoint, and the largest part twice: for small batches this is more than a step takes."""
+    values = {"batch_size": 8, "num_microbatches": 4, "optimizer": {**optimizer, "learning_rate": 0.1}}
+    workload = prepare(make_config({**BASE, "model": {"name": "cnn", "width": 256}, **values, **changes}))
+    engine = InlineEngine(workload)
+    engine.start()
+    engine.step(0, StepFeedback())
+    states = [unpack_tensors(part).values() for part in engine.state()]
+    tensors = [sum(x.nbytes for x in state if x.ndim) for state in states]  # without Adam's numbers of steps
+    counted = count_bytes(workload.plan.config)
+    assert counted.checkpoint >= sum(tensors)
+    assert counted.memory >= 2 * (sum(tensors) + max(tensors))
 
 
 @pytest.mark.slow
