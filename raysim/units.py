@@ -79,6 +79,20 @@ def format_parameters(count: float) -> str:
     return f"{count / 1e6:{'.2g' if count < 1e7 else ',.0f'}} M"
 
 
+def decimals(value: float, digits: int, *limits: float, sign: str = "") -> str:
+    """Return a number with `digits` decimals, or more if these would put it on another side of one of `limits`.
+
+    `sign`: "+" to write that of a positive number too.
+
+    >>> decimals(1.234, 2, 1.05), decimals(1.0496, 2, 1.05), decimals(1.05, 2, 1.05), decimals(0.9996, 1, 1.0, sign="+")
+    ('1.23', '1.0496', '1.05', '+0.9996')
+    """
+    text = f"{value:{sign}.{digits}f}"
+    shown = float(text)
+    moved = any((shown < limit, shown > limit) != (value < limit, value > limit) for limit in limits)
+    return decimals(value, digits + 1, *limits, sign=sign) if moved else text
+
+
 def three_digits(value: float) -> str:
     """Return a number with three digits, without an exponent.
 

@@ -12,14 +12,14 @@ from raysim.analysis.report.words import GAIN, against_dense, answer_for, speedu
 from raysim.forecast.bandwidth import Parts
 from raysim.forecast.fleet import Setting
 from raysim.forecast.gains import Alternative
-from raysim.network.prices import PAYS
+from raysim.network.prices import PAYS, times
 from raysim.network.profile import Profile
 from raysim.network.topology import Network
 from raysim.screening.screen import words
 from raysim.sweeps.budget import duration
 from raysim.sweeps.contenders import SET_ASIDE, Candidate
 from raysim.sweeps.decide import COMPUTE, DecisionState
-from raysim.units import format_bytes, format_seconds, plural, three_digits
+from raysim.units import format_bytes, format_seconds, plural
 
 if TYPE_CHECKING:
     from raysim.analysis.report.material import JobRuns
@@ -59,7 +59,7 @@ def way_words(way: Alternative) -> str:
     """Return another way to run the training in a line, with its keys."""
     keys = " ".join(f"{key}={value}" for key, value in way.changes.items() if value is not None and key != "steps")
     return (
-        f"{way.name}: {three_digits(way.speedup)} times as many samples a second, {format_seconds(way.step_s)} a step, "
+        f"{way.name}: {times(way.speedup)} times as many samples a second, {format_seconds(way.step_s)} a step, "
         f"{format_bytes(way.worker_bytes)} for the fullest worker ({keys})"
     )
 
@@ -77,16 +77,16 @@ def stay_priced(decision: DecisionState) -> list[str]:
     )
     gain = f"none of {count} can gain {GAIN}"
     if fastest is not None:
-        gain = f"the fastest of {count}, {words(fastest.setting)}, {three_digits(fastest.speedup or 0.0)} times"
+        gain = f"the fastest of {count}, {words(fastest.setting)}, {times(fastest.speedup or 0.0)} times"
     other = next((way for way in decision.ways if way.speedup >= PAYS), None)
     better = (
-        f"What helps: {other.name}, with {three_digits(other.speedup)} times as many samples a second."
+        f"What helps: {other.name}, with {times(other.speedup)} times as many samples a second."
         if other is not None
         else f"No other layout tried gains {GAIN} either."
     )
     return [
         f"Stay dense on {network!r}. {CAUSES[largest]}: {causes[largest] / decision.dense_s:.0%} of a step of "
-        f"{format_seconds(decision.dense_s)}. Messages of links that weigh nothing would make it {three_digits(decision.limit)} times "
+        f"{format_seconds(decision.dense_s)}. Messages of links that weigh nothing would make it {times(decision.limit)} times "
         f"as fast, and {gain}. {better}{decision.money and ' '}{decision.money}",
         _compute(decision),
     ]
@@ -174,7 +174,7 @@ def fastest_words(candidates: Sequence[Candidate]) -> str:
         return ""
     fastest = max(priced, key=lambda each: each.speedup or 0.0)
     harm = "" if fastest.difference is None else f" and changes the loss by {fastest.difference:+.2g} at once"
-    return f" The fastest, {words(fastest.setting)}, is {three_digits(fastest.speedup or 0.0)} times as fast{harm}."
+    return f" The fastest, {words(fastest.setting)}, is {times(fastest.speedup or 0.0)} times as fast{harm}."
 
 
 def _cost(decision: DecisionState, sweep: Sweep) -> str:

@@ -34,7 +34,7 @@ from raysim.forecast.fleet import SAME, Setting
 from raysim.forecast.forecast import Forecast, forecast
 from raysim.forecast.gains import Alternative, coded, forecast_parts, limit, other_ways, priced
 from raysim.network.costs import FleetCosts
-from raysim.network.prices import PAYS
+from raysim.network.prices import PAYS, times
 from raysim.network.topology import Network
 from raysim.notation import InputError
 from raysim.pipeline.plan import Plan
@@ -256,7 +256,7 @@ class DecisionState(BaseModel):
             faster = gain * self.dense_s / base_s
             each = Candidate(setting, faster, price and price.step_s, price and price.expected)
             if gain < PAYS:
-                each.outcome, each.reason = NO_GAIN, f"{'' if price else 'at most '}{gain:.2f} times as fast{beside}"
+                each.outcome, each.reason = NO_GAIN, f"{'' if price else 'at most '}{times(gain)} times as fast{beside}"
             candidates.append(each)
         return candidates
 

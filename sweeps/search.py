@@ -37,7 +37,7 @@ from raysim.sweeps.trial import (
     trial_folder,
 )
 from raysim.sweeps.trial_rows import TrialRow
-from raysim.units import plural
+from raysim.units import decimals, plural
 
 LOST_PROCESSES = 3  # restarts of a trial from its checkpoint after losing its processes
 
@@ -344,7 +344,8 @@ class RaceSearch(LedgerSearch):
         if reason.kind == "chance":
             return f"left {where}: dense is not clearly better than chance, so no setting can be called safe"
         if reason.kind == "harmful":
-            return f"dropped {where}: {harm}, in the end at least {reason.bound:.2g}, and the margin is {rounds.race.margin:g}"
+            bound = decimals(reason.bound, 2, rounds.race.margin)
+            return f"dropped {where}: {harm}, in the end at least {bound}, and the margin is {rounds.race.margin:g}"
         chance = "below 1 %" if reason.bound < 0.01 else f"{100 * reason.bound:.0f} %"
         spread = rounds.race.spread(rounds.evidence[trial], rounds.evidence)
         return (

@@ -24,13 +24,14 @@ from raysim.analysis.report.tables import branch_frame, safe_from
 from raysim.analysis.report.words import answer_for, listed
 from raysim.console import PlainConsole
 from raysim.network.presets import parse_network
+from raysim.network.prices import times
 from raysim.quality import Measure, measures_of
 from raysim.records import Run
 from raysim.sweeps.confirm import chosen_trials
 from raysim.sweeps.objectives import Figure, Objective, Pricing
 from raysim.sweeps.progress import format_figure
 from raysim.sweeps.trial_rows import TrialRow, best_trials
-from raysim.units import plural
+from raysim.units import decimals, plural
 
 if TYPE_CHECKING:
     from raysim.sweeps.runner import Sweep
@@ -234,7 +235,8 @@ def show_confirmation(sweep: Sweep | None) -> None:
     for name in ("harm", "at most", "margin", "verdict"):
         table.add_column(name, justify="right" if name != "verdict" else "left")
     for row in judged[judged["confirmed_on"].map(bool)].to_dict("records"):
-        figures = [f"{row['harm']:+.2f}", f"{row['harm_high']:+.2f}", f"{row['within']:g} {row['unit']}"]
+        harms = [decimals(row[name], 2, row["within"], sign="+") for name in ("harm", "harm_high")]
+        figures = [*harms, f"{row['within']:g} {row['unit']}"]
         why = row["lacking"] or (divergence(row) if row["verdict"] == "safe" else "")
         table.add_row(row["setting"], *figures, f"{row['verdict']}{f' ({why})' if why else ''}")
     console.print(table)
@@ -273,4 +275,4 @@ def _speedup(figure: Figure) -> str:
     speedup = analysis.Estimate(*figure.speedup)
     exact = speedup.low == speedup.high
     mark = ", not distinguishable" if speedup.verdict == "not distinguishable" and not exact else ""
-    return f"{speedup.value:.2f}x ({speedup.low:.2f} to {speedup.high:.2f}){mark}"
+    return f"{times(speedup.value)}x ({times(speedup.low)} to {times(speedup.high)}){mark}"

@@ -20,7 +20,7 @@ from raysim.analysis.data import AnalysisError
 from raysim.analysis.runs.results import Results
 from raysim.config.boundaries import entries, read_setting
 from raysim.scaling import Carried, HeldOut, Laws, Series, held_out, reach
-from raysim.units import format_parameters, three_digits
+from raysim.units import decimals, format_parameters, three_digits
 
 SURELY = 0.05
 """Error of calling harm at one size greater than at another, over all pairs of sizes of a setting."""
@@ -93,17 +93,15 @@ def law_sentence(row: Mapping[Any, Any]) -> str:
     """Return a sentence on a row of `carry`.
 
     >>> row = {"smallest": 3e5, "largest": 5e6, "harm": 0.9, "harm_low": 0.3, "harm_high": 2.4, "parameters": 1.3e9}
-    >>> law_sentence(row | {"unit": "% of loss", "disagree": False, "refusal": None})
+    >>> law_sentence(row | {"unit": "% of loss", "within": 1.0, "disagree": False, "refusal": None})
     'by a law from 0.3 M to 5 M: +0.9 % (+0.3 to +2.4) at 1.3 B'
     """
     if isinstance(row["refusal"], str):
         return str(row["refusal"])
     unit = "%" if str(row["unit"]).startswith("%") else "points"
     smallest, largest, asked = (format_parameters(row[name]) for name in ("smallest", "largest", "parameters"))
-    text = (
-        f"by a law from {smallest} to {largest}: {row['harm']:+.1f} {unit} ({row['harm_low']:+.1f} to {row['harm_high']:+.1f}) "
-        f"at {asked}"
-    )
+    harm, low, high = (decimals(row[name], 1, row["within"], sign="+") for name in ("harm", "harm_low", "harm_high"))
+    text = f"by a law from {smallest} to {largest}: {harm} {unit} ({low} to {high}) at {asked}"
     if not row["disagree"]:
         return text
     power, constant = (

@@ -23,6 +23,7 @@ from raysim.analysis.report.page import (
     scatter_trace,
 )
 from raysim.config.identity import DENSE
+from raysim.network.prices import times
 from raysim.records import UNREADABLE, read_whole
 from raysim.storage.places import Place
 from raysim.units import plural
@@ -108,7 +109,7 @@ def _row(row: Mapping[Any, Any], tables: dict[str, pd.DataFrame], networks: list
     cells["fewer bytes"] = f"{row['dense_bytes'] / row['wire_bytes']:.1f}x" if row["wire_bytes"] else "-"
     if len(tables["prices"]):
         by_network = prices.set_index("network")["speedup"]
-        cells["speed-up"] = {each: f"{by_network[each]:.2f}x" if each in by_network else "-" for each in networks}
+        cells["speed-up"] = {each: f"{times(by_network[each])}x" if each in by_network else "-" for each in networks}
     return cells | {"verdict": row["verdict"], "reason": row["reason"] or ""}
 
 

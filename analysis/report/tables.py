@@ -20,7 +20,8 @@ from raysim.analysis.report.page import COLOURS, Block, Chart, Panel, Section, S
 from raysim.analysis.report.words import measure_text, quality_formats, seconds
 from raysim.analysis.runs.results import Results
 from raysim.config.identity import DENSE, is_missing
-from raysim.units import format_parameters
+from raysim.network.prices import times
+from raysim.units import decimals, format_parameters
 
 # --- all runs, to be sorted and filtered --------------------------------------------------------------------------------------
 
@@ -146,8 +147,9 @@ def branch_frame(rows: pd.DataFrame) -> pd.DataFrame:
     frame = pd.DataFrame({"setting": rows["setting"], "compressed steps": parts, "seeds": rows["seeds"].map(str)})
     for prefix, end in (("", ""), ("rest_", " to the end")):
         why = rows[f"{prefix}lacking"].map(lambda lacking: f" ({lacking})" if lacking else "")
-        frame[f"harm{end}"] = rows[f"{prefix}harm"].map("{:+.2f}".format)
-        frame[f"at most{end}"] = rows[f"{prefix}harm_high"].map("{:+.2f}".format)
+        for column, name in (("harm", "harm"), ("at most", "harm_high")):
+            harms = zip(rows[f"{prefix}{name}"], rows["within"], strict=True)
+            frame[f"{column}{end}"] = [decimals(harm, 2, margin, sign="+") for harm, margin in harms]
         frame[f"verdict{end}"] = rows[f"{prefix}verdict"] + why
     return frame
 
@@ -257,10 +259,10 @@ def _probe_lead(job: JobRuns, network: str) -> str:
     if best is None:
         dense = f", which takes {seconds(job.dense.step_s[network].value)} a step" if job.dense is not None else ""
         return f"On {network} {over(job.transport)}, no candidate of the probe is faster than dense{dense}."
-    value, low, high = best.speedup[network]
+    value, low, high = map(times, best.speedup[network])
     return (
-        f"On {network} {over(job.transport)}, the fastest candidate of the probe is `{best.name}`: {value:.2f} times as fast as "
-        f"dense ({low:.2f} to {high:.2f}). {limit}"
+        f"On {network} {over(job.transport)}, the fastest candidate of the probe is `{best.name}`: {value} times as fast as "
+        f"dense ({low} to {high}). {limit}"
     )
 
 

@@ -11,9 +11,9 @@ from raysim.analysis.comparison.rule import MIN_SEEDS, MOST_SEEDS
 from raysim.analysis.data.folders import over
 from raysim.analysis.report.material import MODES, JobRuns, SettingRuns
 from raysim.analysis.runs.estimates import Estimate
-from raysim.network.prices import PAYS
+from raysim.network.prices import PAYS, times
 from raysim.quality import Measure
-from raysim.units import RATES, TIMES, format_bytes, plural, unit_of
+from raysim.units import RATES, TIMES, decimals, format_bytes, plural, unit_of
 
 GAIN = f"{100 * (PAYS - 1):.0f} %"
 
@@ -37,7 +37,7 @@ def speedup(estimate: Estimate) -> str:
     ('1.31x (1.29 to 1.34)', '1.01x (0.97 to 1.05), not distinguishable')
     """
     alike = "" if estimate.verdict != "not distinguishable" else ", not distinguishable"
-    return f"{estimate.value:.2f}x ({estimate.low:.2f} to {estimate.high:.2f}){alike}"
+    return f"{times(estimate.value)}x ({times(estimate.low)} to {times(estimate.high)}){alike}"
 
 
 def step_time(estimate: Estimate) -> str:
@@ -60,8 +60,8 @@ def bytes_of(value: float) -> str:
     return "none" if math.isnan(value) else format_bytes(value)
 
 
-def points(value: float | None) -> str:
-    """Format a difference with about two digits and a true minus.
+def points(value: float | None, *limits: float) -> str:
+    """Format a difference with about two digits, on its side of all `limits`, and a true minus.
 
     >>> points(0.456), points(-4.56), points(45.6)
     ('0.46', '\N{MINUS SIGN}4.6', '46')
@@ -69,7 +69,7 @@ def points(value: float | None) -> str:
     if value is None or math.isnan(value):
         return "none"
     digits = 2 if abs(value) < 0.995 else 1 if abs(value) < 9.95 else 0
-    return f"{value:.{digits}f}".replace("-", "\N{MINUS SIGN}")
+    return decimals(value, digits, *limits).replace("-", "\N{MINUS SIGN}")
 
 
 def bandwidth(bps: float) -> str:
@@ -153,24 +153,25 @@ def against_dense(setting: SettingRuns, measure: Measure) -> str:
     if measure.higher:  # less of an accuracy is harm, and more of a loss
         harm, low, high = -harm, -high, -low
     name = measure.name.replace("_", " ")
+    margin = float(judged.get("within", measure.margin))
     if float(points(abs(harm))) == 0:
         text = f"same {name} as dense"
     else:
         unit = "points" if measure.points else "%"
-        text = f"{name} {points(abs(harm))} {unit} {'higher' if harm > 0 else 'lower'} than dense"
+        text = f"{name} {points(abs(harm), margin)} {unit} {'higher' if harm > 0 else 'lower'} than dense"
     count = int(judged.get("seeds", 1))
     if count < MIN_SEEDS:  # their interval is too wide to show
         return f"{text} on {plural(count, 'seed')}"
-    return f"{text} ({signed(low)} to {signed(high)})"
+    return f"{text} ({signed(low, margin, -margin)} to {signed(high, margin, -margin)})"
 
 
-def signed(value: float) -> str:
-    """Return a difference with its sign.
+def signed(value: float, *limits: float) -> str:
+    """Return a difference with its sign, as `points` writes it.
 
     >>> signed(0.456), signed(-4.56), signed(0.0)
     ('+0.46', '\N{MINUS SIGN}4.6', '0.00')
     """
-    return f"+{points(value)}" if value > 0 else points(value + 0.0)
+    return f"+{points(value, *limits)}" if value > 0 else points(value + 0.0, *limits)
 
 
 def listed(values: Iterable[Any]) -> str:
@@ -230,7 +231,7 @@ def answer_for(job: JobRuns, network: str) -> Answer:
         return Answer("Stay dense", sentence, _money(job, chosen, network) + _why_dense(job, chosen, network))
     gain = f"{_faster_than_dense(chosen, network)}, with {chosen.factor:.1f} times fewer bytes"
     return Answer(
-        f"Use `{chosen.name}`: {chosen.speedup[network].value:.2f} times as fast",
+        f"Use `{chosen.name}`: {times(chosen.speedup[network].value)} times as fast",
         f"{on}, use `{chosen.name}`: {gain}.",
         facts + sure(chosen),
     )
@@ -324,9 +325,9 @@ def _seeds_words(job: JobRuns, setting: SettingRuns) -> str:
 
 def _faster_than_dense(setting: SettingRuns, network: str) -> str:
     """Return the speed-up of a setting over its dense setting, with the interval and the dense step."""
-    value, low, high = setting.speedup[network]
+    value, low, high = map(times, setting.speedup[network])
     dense = seconds(setting.dense_step_s[network])
-    return f"{value:.2f} times as fast as dense ({low:.2f} to {high:.2f}; dense takes {dense})"
+    return f"{value} times as fast as dense ({low} to {high}; dense takes {dense})"
 
 
 def _facts(job: JobRuns, setting: SettingRuns, network: str) -> str:

@@ -207,8 +207,10 @@ def place(
 
 def show_placed(network: Network, placed: Placed) -> None:
     """Print the best placement, its gain, and the largest possible gap to the optimum."""
+    from raysim.network.prices import times
+
     gain = placed.listed_s / placed.step_s
-    than = f"{gain:.3g} times as fast as" if gain > 1 else "no faster than"
+    than = f"{times(gain)} times as fast as" if gain > 1 else "no faster than"
     echo(
         f"{network!r}: a step takes {format_seconds(placed.step_s)}, {than} on the hosts in order "
         f"({format_seconds(placed.listed_s)}).",

@@ -156,6 +156,7 @@ def show_screen(done: Screen, figures: Mapping[str, Any]) -> None:
 
 
 def _row(done: Screen, each: Screened) -> dict[str, str]:
+    from raysim.network.prices import times
     from raysim.screening.bench import CHANGED
     from raysim.screening.screen import words
 
@@ -174,7 +175,7 @@ def _row(done: Screen, each: Screened) -> dict[str, str]:
     row["codec"] = format_seconds(each.codec_s / done.num_messages)
     for network in done.networks:
         price = each.prices.get(repr(network))
-        row[repr(network)] = f"{price.speedup:.2f}x\n{format_seconds(price.step_s)}" if price else "-"
+        row[repr(network)] = f"{times(price.speedup)}x\n{format_seconds(price.step_s)}" if price else "-"
     row["verdict"] = each.verdict
     return row
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from raysim.forecast.fleet import DENSE, SAME, Setting
-from raysim.units import format_parameters
+from raysim.units import decimals, format_parameters
 
 HARMFUL = "harmful"
 HOPELESS = "hopeless at once"
@@ -83,7 +83,8 @@ class CarriedHarm(NamedTuple):
         'by a law from 0.3 M to 5 M: +0.9 % (+0.3 to +2.4) at 1.3 B'
         """
         smallest, largest, asked = map(format_parameters, (self.smallest, self.largest, self.parameters))
-        return f"by a law from {smallest} to {largest}: {self.harm:+.1f} % ({self.low:+.1f} to {self.high:+.1f}) at {asked}"
+        harm, low, high = (decimals(each, 1, MARGIN, sign="+") for each in (self.harm, self.low, self.high))
+        return f"by a law from {smallest} to {largest}: {harm} % ({low} to {high}) at {asked}"
 
 
 class Known(NamedTuple):

@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 from raysim.network.collectives import EXCHANGES
 from raysim.network.profile import Floats, Profile
 from raysim.network.topology import FREE, Network
+from raysim.units import decimals
 
 Seconds = TypeVar("Seconds", float, Floats)
 
@@ -30,6 +31,15 @@ MODEL_ERROR = 0.12
 The smallest of 0.05, 0.06, 0.08, 0.1, 0.12, 0.15 for which the intervals contain 90 % of every second pipeline case of the campaign of
 2026-11-22 (`raysim validate`); the other cases are the held-out test (docs/measurements/validation.md).
 """
+
+
+def times(speedup: float) -> str:
+    """Return a speed-up with two decimals, or more if these would put it on another side of 1 or of `PAYS`.
+
+    >>> times(1.312), times(1.0496), times(1.0004)
+    ('1.31', '1.0496', '1.0004')
+    """
+    return decimals(speedup, 2, 1.0, PAYS)
 
 
 class WireSeconds(NamedTuple):

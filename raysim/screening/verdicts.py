@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from raysim.network.prices import PAYS
+from raysim.network.prices import PAYS, times
 from raysim.pipeline.errors import DivergedError
 from raysim.workloads.task import Task
 
@@ -129,7 +129,7 @@ def verdict(loss: Difference | None, chance: float, speedups: Mapping[str, float
         return HOPELESS, f"loss {dense:.4g} to {loss.value:.4g}, which loses {words} of what the model knows"
     if speedups and max(speedups.values()) < PAYS:
         fastest = max(speedups, key=lambda name: speedups[name])
-        return NO_GAIN, f"{speedups[fastest]:.2f} times as fast at most, on {fastest}"
+        return NO_GAIN, f"{times(speedups[fastest])} times as fast at most, on {fastest}"
     return WORTH, ""
 
 

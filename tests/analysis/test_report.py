@@ -12,6 +12,8 @@ from html.parser import HTMLParser
 import pandas as pd
 import plotly.graph_objects as go
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 from records_made import write_run, write_study
 from report_runs import SEEDS, SPITE, change_row, copy_run, make_study, write_decisions
 from typer.testing import CliRunner
@@ -24,7 +26,7 @@ from raysim.analysis.report.material import NETWORKS as MATERIAL_NETWORKS
 from raysim.analysis.report.material import JobRuns, MeanQuality, SettingRuns
 from raysim.analysis.report.page import Chart, Table, Text
 from raysim.analysis.report.reuse import adoption, recipe
-from raysim.analysis.report.words import answer_for, seconds, sure
+from raysim.analysis.report.words import against_dense, answer_for, seconds, sure
 from raysim.analysis.report.write import _lines, to_html, write_report
 from raysim.cli import app
 from raysim.config import read_config
@@ -34,6 +36,7 @@ from raysim.network.prices import PAYS, WireSeconds
 from raysim.nn import CompressedLink
 from raysim.quality import MEASURES
 from raysim.records import Run
+from raysim.units import decimals
 
 NETWORKS = ("100mbps", "10mbps", "free")  # those of `page`
 
@@ -230,8 +233,7 @@ def test_sentences_say_what_the_tables_say(page):
         text = shown[name]["speed-up"]
         value, low, high = map(float, re.match(r"([\d.]+)x \(([\d.]+) to ([\d.]+)\)", text).groups())
         assert value == pytest.approx(steps["dense"] / steps[name], abs=0.006)
-        if 1 not in (low, high):  # rounded to it
-            assert ("not distinguishable" in text) == (low < 1 < high)
+        assert ("not distinguishable" in text) == (low <= 1 <= high)
         surely += value >= PAYS and low > 1
     told = re.match(r"(\d+) faster|none is 5 % faster", summary["evidence"])
     assert told is None or int(told[1] or 0) == surely
@@ -297,6 +299,23 @@ def test_what_is_recommended_is_safe_and_worth_it():
     assert job(dense, harmful, unsure).recommended("free") is dense
     assert job(dense, made("e", 0.99, speedup=PAYS - 0.001)).recommended("free") is dense
     assert job(safe).recommended("free") is None
+
+
+@given(st.floats(-1e3, 1e3), st.integers(0, 3), st.floats(-1e3, 1e3))
+@example(1.0496, 2, 1.05)
+@example(1.05, 2, 1.05)
+def test_a_number_is_read_on_its_side_of_a_limit(value, digits, limit):
+    shown = float(decimals(value, digits, limit))
+    assert ((shown < limit), (shown > limit)) == ((value < limit), (value > limit))
+    assert abs(shown - value) <= 0.51 * 10**-digits
+
+
+def test_a_figure_agrees_with_the_sentence_beside_it():
+    almost = job(made("dense", 1.0, "", dense=True), made("e", 0.95, speedup=PAYS - 0.0004))
+    assert "not at least 5 % faster: `e`, 1.0496x" in answer_for(almost, "free").text
+    judged = {"harm": 0.4, "harm_low": 0.3, "harm_high": 0.4996, "within": 0.5, "seeds": 5}
+    safe = dataclasses.replace(made("a", 0.5), judged=judged)
+    assert against_dense(safe, MEASURES["accuracy"]).endswith("(\N{MINUS SIGN}0.4996 to \N{MINUS SIGN}0.30)")
 
 
 def test_a_verdict_names_the_seeds_that_it_rests_on():
