@@ -43,16 +43,31 @@ class Measure(NamedTuple):
         return f"points of {self.name}" if self.points else f"% {'less' if self.higher else 'of'} {self.name}"
 
     def harm(self, value: float, reference: float) -> float:
-        """Return how much worse `value` is than `reference`, in `unit`.
+        """Return how much worse `value` is than `reference`, in `unit`; NaN if it is `undefined`.
 
         >>> MEASURES["accuracy"].harm(0.75, 1.0), MEASURES["loss"].harm(1.5, 1.0)
         (25.0, 50.0)
         """
         if self.points:
             return 100 * (reference - value if self.higher else value - reference)
-        if not reference > 0:
+        if self.undefined(reference):
             return math.nan
         return 100 * (1 - value / reference if self.higher else value / reference - 1)
+
+    def undefined(self, reference: float) -> str:
+        """Return why there is no harm against `reference`, the value of dense; empty if there is.
+
+        >>> MEASURES["loss"].undefined(-1.5)
+        'dense has a loss of -1.5, and harm is a share of it, which must be above 0: judge by another measure, or shift this one'
+        >>> MEASURES["accuracy"].undefined(0.0), MEASURES["loss"].undefined(0.1)
+        ('', '')
+        """
+        if self.points or not reference <= 0:
+            return ""
+        return (
+            f"dense has a {self.name} of {reference:.3g}, and harm is a share of it, which must be above 0: judge by another measure, "
+            "or shift this one"
+        )
 
     def harmed(self, reference: float, harm: float) -> float:
         """Return the value that is `harm`, in `unit`, worse than `reference`.

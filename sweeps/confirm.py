@@ -48,7 +48,7 @@ def fresh_seeds(study: Study) -> list[int]:
 def chosen(study: Study, rows: Rows) -> list[TrialRow]:
     """Return the trials to confirm: frontier trials with a mean quality within the margin of dense.
 
-    At most `MOST`, the cheapest ones. Empty if no trial is within the margin.
+    At most `MOST`, the cheapest ones. Empty if no trial is within the margin. Raises ConfigError if harm is undefined.
     """
     quality = next(objective for objective in study.objectives if objective.quality is not None)
     measure = quality.quality
@@ -59,6 +59,8 @@ def chosen(study: Study, rows: Rows) -> list[TrialRow]:
         return []
     reference = dense.value(quality.name)
     assert reference is not None
+    if why := measure.undefined(reference):
+        raise ConfigError(f"Nothing to confirm: {why}.")
     near = []
     for row in best_trials(rows, study.objectives):
         value = row.value(quality.name)

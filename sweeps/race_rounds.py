@@ -204,6 +204,13 @@ class RaceRounds:
         return exits
 
     @property
+    def undefined(self) -> str:
+        """Why harm against the dense runs trained to their end is undefined; empty if it is not."""
+        seeds, name = self.trained_seeds(self.dense, least=1.0), f"final_{self.measure.name}_on"
+        finals = [float(self.run_of(self.dense, seed).row[name]) for seed in seeds]
+        return self.measure.undefined(min(finals, default=math.inf))
+
+    @property
     def seeds(self) -> list[int]:
         """The seeds on which trials are trained at present."""
         return self.all_seeds[: self.race.seeds]

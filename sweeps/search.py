@@ -303,9 +303,12 @@ class RaceSearch(LedgerSearch):
 
     def _end_round(self) -> None:
         """Decide about the ended round, and end the trials that leave the race or are complete."""
-        if (why := self._failed.get(self.rounds.dense)) is not None:
-            self.problem = f"Dense, with which a race pairs all trials, {why.status}: {why.error}"
+        if (failed := self._failed.get(self.rounds.dense)) is not None:
+            self.problem = f"Dense, with which a race pairs all trials, {failed.status}: {failed.error}"
             self.stopping = True
+            return
+        if why := self.rounds.undefined:
+            self.problem, self.stopping = f"A race compares settings with dense, but {why}", True
             return
         dropped = [trial for trial, outcome in self._failed.items() if outcome.status == "pruned"]
         self.rounds.end_round(self._failed.keys() - dropped, at_once=dropped)

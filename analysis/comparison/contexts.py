@@ -85,11 +85,13 @@ class ComparedRuns:
     def harm_sample(
         self, setting: Setting, harms: Mapping[int, float], alpha: float, end: ComparedRuns | None = None
     ) -> PairedSample:
-        """Return the harms by seed behind a verdict; there is none if the dense runs may have learned nothing.
+        """Return the harms by seed behind a verdict; there is none if dense may have learned nothing, or is not above 0.
 
         `end`: the context of the dense runs in question, if it differs.
         """
         chosen = self.sample(harms, setting, Setting())
+        if (end or self).undefined:  # of no seed, since those of the best dense runs are missing
+            return chosen._replace(values=(), seeds=(), lacking=(end or self).undefined)
         if len(chosen.seeds) < MIN_SEEDS or (end or self).learned(Setting(), chosen.seeds, alpha=alpha):
             return chosen
         return chosen._replace(lacking=AT_CHANCE)  # even if seeds are missing, since more would not help
@@ -109,6 +111,12 @@ class ComparedRuns:
             return False
         kept = runs[runs.index.isin(list(seeds))]
         return not at_chance([self.skill(kept.iloc[i], mode) for i in range(len(kept))], alpha)
+
+    @cached_property
+    def undefined(self) -> str:
+        """Why harm against the dense runs is undefined; empty if it is not."""
+        dense = self.settings.get(Setting())
+        return "" if dense is None else self.quality.undefined(float(dense[f"{self.quality.name}_on"].min()))
 
     @cached_property
     def step(self) -> float:

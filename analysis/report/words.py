@@ -291,7 +291,8 @@ def _why_dense(job: JobRuns, chosen: SettingRuns, network: str) -> str:
     reason = f"{_counted(len(faster))} faster, but none is shown to be safe."
     setting = best or least
     if setting is None:
-        return reason
+        lacking = faster[0].judged.get("lacking")
+        return f"{reason} No verdict: {lacking}." if lacking else reason
     difference = against_dense(setting, job.measure)
     if best is not None:
         chance = best.judged["chance"]

@@ -28,6 +28,7 @@ from raysim.analysis.comparison.rule import judge, sample
 from raysim.config import make_config
 from raysim.config.identity import Setting
 from raysim.network.presets import parse_network
+from raysim.quality import MEASURES
 
 POINTS = st.lists(st.tuples(*[st.integers(0, 6)] * 3), min_size=1, max_size=40)
 
@@ -163,6 +164,20 @@ def test_nothing_is_promising_beside_dense_runs_that_learned_nothing(tmp_path, d
     (row,) = analysis.settings(load(tmp_path)).to_dict("records")
     assert row["verdict"] == "undecided"
     assert is_promising(row) is (dense > 0.5)
+
+
+@pytest.mark.parametrize("losses", [[-1.0, -1.2, -1.1], [0.2, 0.0, 0.1]], ids=["negative", "zero"])
+def test_harm_in_per_cent_of_nothing_is_no_verdict(tmp_path, losses):
+    """Also if dense is above 0 on other seeds: those left would be the worst of dense."""
+    study = write_study(tmp_path / "study", [{}], objectives={"loss_on": "minimize"})
+    for forward in ("Identity", "TopK(0.1)"):
+        for seed, loss in enumerate(losses):
+            finals = {"loss_on": loss, "loss_off": loss}
+            write_run(study / "trials" / f"{forward}-{seed}", forward=forward, seed=seed, finals=finals, tables=False)
+    (row,) = analysis.settings(load(tmp_path)).to_dict("records")
+    assert (row["verdict"], row["seeds"]) == ("undecided", 0)
+    assert row["lacking"] == MEASURES["loss"].undefined(min(losses)) != ""
+    assert not is_promising(row)
 
 
 def test_a_result_that_is_no_number_is_named(tmp_path):

@@ -5,6 +5,7 @@ import dataclasses
 import io
 import itertools
 import json
+import math
 import re
 import shutil
 from html.parser import HTMLParser
@@ -316,6 +317,13 @@ def test_a_figure_agrees_with_the_sentence_beside_it():
     judged = {"harm": 0.4, "harm_low": 0.3, "harm_high": 0.4996, "within": 0.5, "seeds": 5}
     safe = dataclasses.replace(made("a", 0.5), judged=judged)
     assert against_dense(safe, MEASURES["accuracy"]).endswith("(\N{MINUS SIGN}0.4996 to \N{MINUS SIGN}0.30)")
+
+
+def test_a_setting_without_harm_has_no_verdict_and_the_report_says_why():
+    why = MEASURES["loss"].undefined(-1.5)
+    judged = undecided("a", math.nan, seeds=0, lacking=why, chance=math.nan, deviation=math.nan)
+    said = answer_for(of_losses(made("dense", 1.0, "", dense=True), judged), "100mbps").text
+    assert said.endswith(f"1 setting is faster, but none is shown to be safe. No verdict: {why}.")
 
 
 def test_a_verdict_names_the_seeds_that_it_rests_on():

@@ -63,6 +63,14 @@ def test_near_dense_frontier_settings_are_confirmed(tmp_path):
     assert len(chosen(study, [*many, *rows_of({"x": (0, 0), "y": (0.0955, 1.0)})[1:]])) <= MOST  # type: ignore[arg-type]
 
 
+def test_no_choice_is_confirmed_beside_a_dense_loss_of_zero_or_less(tmp_path):
+    rows = [
+        replace(row, figures={"loss_on": Figure(-1.0)}) for row in rows_of({"Identity": (0, 0), "TopK(0.5)": (0, 0)})
+    ]
+    with pytest.raises(ConfigError, match=r"^Nothing to confirm: dense has a loss of -1, .* judge by another measure"):
+        chosen(study_of(tmp_path, objectives=["loss_on"]), rows)
+
+
 def test_the_confirmation_is_a_study_of_baselines_on_fresh_seeds(tmp_path):
     study = study_of(tmp_path, seeds=[4, 2])
     second = confirmation(study, rows_of({"Identity": (0.9, 1.0), "TopK(0.5)": (0.9, 0.5)})[1:])

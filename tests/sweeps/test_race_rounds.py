@@ -76,6 +76,25 @@ def test_a_race_beside_a_dense_model_near_chance_ends_with_its_planned_seeds_and
         assert (again.safe, again.left) == ([], unsure.left)
 
 
+@pytest.mark.parametrize("loss", [0.0, -1.5, 0.1])
+def test_a_race_says_that_dense_has_no_loss_to_take_a_share_of(tmp_path, monkeypatch, loss):
+    def at(trial, seed):
+        run = made_run(trial, seed)
+        return SimpleNamespace(steps=run.steps, evals=run.evals, row=run.row | {"final_loss_on": loss})
+
+    rounds = made_rounds(tmp_path, at, measure=MEASURES["loss"])
+    assert not rounds.undefined  # before the first runs of dense have ended
+    rounds.next_round()
+    assert rounds.undefined == MEASURES["loss"].undefined(loss)
+    assert bool(rounds.undefined) is (loss <= 0)
+    search = RaceSearch.__new__(RaceSearch)  # at the end of the round
+    search.__dict__ |= {"_rounds": rounds, "_failed": {}, "stopping": False, "problem": None}
+    monkeypatch.setattr(search, "_settle_left", lambda: None)
+    search._end_round()
+    assert search.stopping is bool(rounds.undefined)
+    assert (search.problem or "").endswith(rounds.undefined)
+
+
 @pytest.mark.parametrize(("name", "column"), [("accuracy", "predictions"), ("exact_match", "samples")])
 def test_a_race_calls_nothing_safe_by_answers_too_few_to_show_the_margin(tmp_path, name, column):
     """Equal shares of 64 answers hide 1.6 points; the report knows it, and the race ends settings by the same rule."""
