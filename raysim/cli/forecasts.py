@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from raysim.forecast.forecast import Forecast
     from raysim.forecast.place import Placed
     from raysim.network.timed_step import TimedStep
-    from raysim.network.topology import Network, Placement
+    from raysim.network.topology import Network
 
 Priced = Annotated[
     str,
@@ -86,6 +86,7 @@ def simulate(
     from raysim.cli.forecast_tables import add_wires, forecast_figures, show_forecast, show_timed, timed_figures
     from raysim.network.timed_step import TimedStep
     from raysim.network.timeline_views import trace_events
+    from raysim.network.topology import Placement
 
     step = _predicted(
         recipe,
@@ -99,7 +100,10 @@ def simulate(
     )
     if placement is not None:
         count = step.num_workers if isinstance(step, TimedStep) else step.num_workers * step.config.num_replicas
-        step = replace(step, placement=_placement(placement, count))
+        try:
+            step = replace(step, placement=Placement.parse(placement, count))
+        except ValueError as error:
+            fail(str(error).replace("`placement`", "`--placement`"), 2)
     if isinstance(step, TimedStep):
         figures = timed_figures(step, networks)
         show_timed(step, figures, networks)
@@ -163,16 +167,6 @@ def _predicted(
         transport=transport or "ray",
         averaging=averaging,
     )
-
-
-def _placement(text: str, num_workers: int) -> Placement:
-    """Return the placement of `--placement`."""
-    from raysim.network.topology import Placement
-
-    try:
-        return Placement.parse(text, num_workers)
-    except ValueError as error:
-        fail(str(error).replace("`placement`", "`--placement`"), 2)
 
 
 def place(

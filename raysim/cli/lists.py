@@ -103,7 +103,10 @@ def keys(
     if section in ("run", "study"):
         if name is not None:
             fail(f"`NAME` belongs to `model` or `data`, but got {name!r} with {section}.", 2)
-        _print(_of_run() if section == "run" else _of_study(), json_file)
+        from raysim.config import run_keys
+
+        of_run = [(key.name, _written(key.default), key.meaning) for key in run_keys()]
+        _print(of_run if section == "run" else _of_study(), json_file)
         return
     functions = _functions(section)
     if name is not None and name not in functions:
@@ -116,12 +119,6 @@ def keys(
             rows.append((f"{section}={each}", "", about.removeprefix("Return ")))
             rows += _options(section, function)
     _print(rows, json_file)
-
-
-def _of_run() -> list[Row]:
-    from raysim.config import run_keys
-
-    return [(key.name, _written(key.default), key.meaning) for key in run_keys()]
 
 
 def _of_study() -> list[Row]:

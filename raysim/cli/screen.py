@@ -161,7 +161,9 @@ def _row(done: Screen, each: Screened) -> dict[str, str]:
     from raysim.screening.screen import words
 
     row = {"setting": words(each.setting).replace(" / ", "\n/ ")}
-    for name in dict.fromkeys(("loss", *_shown_measures(done))):  # the others are in the records
+    judged, *others = done.plan.task.measures
+    shown = (judged.name, *(measure.name for measure in others if measure.whole))  # the others are in the records
+    for name in dict.fromkeys(("loss", *shown)):
         row[name] = _difference(done, each, name)
     if CHANGED in done.dense.result.measures:
         row[CHANGED] = _changed(each, each.result.measures.get(CHANGED))
@@ -187,12 +189,6 @@ def _of_gradient(each: Screened) -> dict[str, str]:
         "gradient": "-" if worst is None else f"cos {worst.cosine:.3f}\nx{worst.norm_ratio:.2f}",
         "error, noise": "-" if worst is None else _beside(worst.error, worst.noise),
     }
-
-
-def _shown_measures(done: Screen) -> list[str]:
-    """Return the judged measure, and the measures of whole answers."""
-    measures = done.plan.task.measures
-    return [measures[0].name, *(measure.name for measure in measures if measure.whole)]
 
 
 def _changed(each: Screened, share: Difference | None) -> str:

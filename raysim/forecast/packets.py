@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from raysim.config import read_config
 from raysim.forecast.link_costs import link_costs
 from raysim.forecast.replica_costs import ReplicaCost, replica_costs
-from raysim.network.collectives import EVERY, EXCHANGES, TRANSFER, Transfers, explicit
+from raysim.network.collectives import EVERY, EXCHANGES, TRANSFER, Transfers
 from raysim.notation import InputError
 from raysim.values import UNNAMED, BoundaryTensors
 
@@ -231,10 +231,12 @@ def _counted(
 
 def _pair_bytes(cost: ReplicaCost, rounds: int, num_replicas: int) -> list[float]:
     """Return the mean bytes of a message in each round; raises InputError unless each replica sends to every other."""
-    means, transfers = [], explicit(cost.transfers, num_replicas)
-    for i in range(rounds):
-        sizes = transfers["wire_bytes"][transfers["round"] == i]
-        if len(sizes) not in (0, num_replicas * (num_replicas - 1)):
-            raise InputError(f"{cost.method} sends to some replicas only: price a recorded run by `raysim replay`.")
-        means.append(float(sizes.mean()) if len(sizes) else 0.0)
-    return means
+    every = (cost.transfers["source_replica"] == EVERY) | (cost.transfers["target_replica"] == EVERY)
+    messages = np.where(every, num_replicas - 1, 1)  # of a row
+    counts, sizes = (
+        np.bincount(cost.transfers["round"], values, rounds)
+        for values in (messages, messages * cost.transfers["wire_bytes"])
+    )
+    if not np.isin(counts, (0, num_replicas * (num_replicas - 1))).all():
+        raise InputError(f"{cost.method} sends to some replicas only: price a recorded run by `raysim replay`.")
+    return (sizes / np.maximum(counts, 1)).tolist()  # type: ignore[no-any-return]

@@ -16,10 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -104,20 +102,6 @@ def all_reduce(
         for j, target in enumerate(members)
         if i != j
     )
-
-
-def explicit(transfers: Transfers, num_replicas: int) -> Transfers:
-    """Return the same transfers with a row for each pair of members, in place of rows of `EVERY`."""
-    replicas = np.arange(num_replicas)
-    parts = [transfers[(transfers["source_replica"] != EVERY) & (transfers["target_replica"] != EVERY)]]
-    for row in transfers[(transfers["source_replica"] == EVERY) | (transfers["target_replica"] == EVERY)]:
-        ends = [replicas if row[end] == EVERY else row[end] for end in ("source_replica", "target_replica")]
-        source, target = (each.reshape(-1) for each in np.broadcast_arrays(*np.ix_(*map(np.atleast_1d, ends))))
-        across = (source != target) | (row["source_stage"] != row["target_stage"])
-        rows = np.full(int(across.sum()), row, TRANSFER)
-        rows["source_replica"], rows["target_replica"] = source[across], target[across]
-        parts.append(rows)
-    return np.concatenate(parts)
 
 
 def whole_bytes(ring_bytes: float, num_members: int) -> float:
@@ -240,7 +224,10 @@ def collectives(
         groups = _join({stage: each for stage, each in used.items() if not buckets.get(stage)})
         for members in sorted(groups + [[stage] for stage in used if buckets.get(stage)]):
             count = buckets.get(members[0], 0)
-            turns = [(times, _bucket(sends, max(count, 1))) for times, sends in _abreast([sent[m] for m in members])]
+            turns = [
+                (times, [each._replace(wire_bytes=each.wire_bytes / max(count, 1)) for each in sends])
+                for times, sends in _abreast([sent[m] for m in members])
+            ]
             classes = classes_of((each for _, sends in turns for each in sends), labels)
             joined.append(
                 Collective(
@@ -279,18 +266,8 @@ def total_seconds(exchanges: Sequence[Collective], networks: Sequence[Network]) 
             priced[key] = round_seconds(traffic, networks)
         return priced[key]
 
-    known = _known_seconds(tuple(networks))
-    for each in exchanges:
-        if each not in known:
-            rounds_s = sum(times * seconds(traffic) for times, traffic in each.rounds)
-            known[each] = np.broadcast_to(each.repeats * rounds_s, len(networks))
-    return np.array([known[each] for each in exchanges]).reshape(len(exchanges), len(networks))
-
-
-@lru_cache(maxsize=64)
-def _known_seconds(networks: tuple[Network, ...]) -> WeakKeyDictionary[Collective, Floats]:
-    """Return the seconds of collectives priced on these networks before, such as for another placement."""
-    return WeakKeyDictionary()
+    rounds_s = [each.repeats * sum(times * seconds(traffic) for times, traffic in each.rounds) for each in exchanges]
+    return np.array([np.broadcast_to(each, len(networks)) for each in rounds_s]).reshape(-1, len(networks))
 
 
 Turns = list[tuple[int, list[Sends]]]
@@ -339,11 +316,6 @@ def _abreast(groups: Sequence[Turns]) -> Turns:
         parts = [turns[i][1] for turns, i in zip(groups, now, strict=True) if i < len(turns)]
         together.append((high - low, [each for sends in parts for each in sends]))
     return together
-
-
-def _bucket(sends: Sequence[Sends], num_buckets: int) -> list[Sends]:
-    """Return the messages for one of `num_buckets` buckets."""
-    return [each._replace(wire_bytes=each.wire_bytes / num_buckets) for each in sends]
 
 
 def _join(hosts: Mapping[int, Ints]) -> list[list[int]]:

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from raysim.notation import check_integer
-from raysim.schedules.actions import Row, peak_in_flight, split_backwards
-from raysim.schedules.families import Schedule
+from raysim.schedules.actions import Row, split_backwards
 from raysim.units import format_bytes
 
 
@@ -116,16 +115,6 @@ class StageMemory:
         return f"stage {self.stage}: {' + '.join(terms) or 'nothing'} = {format_bytes(self.total_bytes)}"
 
 
-def in_flight(schedule: Schedule, num_stages: int, num_microbatches: int) -> list[int]:
-    """Return every stage's peak number of microbatches in flight.
-
-    >>> from raysim.schedules import GPipe, OneFOneB
-    >>> in_flight(OneFOneB(), num_stages=4, num_microbatches=8), in_flight(GPipe(), 4, 8)
-    ([4, 3, 2, 1], [8, 8, 8, 8])
-    """
-    return [peak_in_flight(schedule.row(stage, num_stages, num_microbatches)) for stage in range(num_stages)]
-
-
 class Needs(NamedTuple):
     """Bytes of one microbatch at a stage, besides weights and accumulated gradients."""
 
@@ -161,12 +150,9 @@ def worst_moment(rows: Sequence[Row], needs: Sequence[Needs]) -> list[Worst]:
     `needs` are by stage. A worker's stages seldom peak at the same time, so this is less than the sum of their peaks. A step starts
     without gradients.
 
-    >>> from raysim.schedules import ZBH1, Interleaved1F1B
+    >>> from raysim.schedules import ZBH1
     >>> [tuple(each) for each in worst_moment(ZBH1().rows(3, 6), [Needs(4, 1, 4, 4, 5)] * 3)]
     [(3, 1, 0), (3, 2, 0), (3, 3, 0)]
-    >>> worst = worst_moment(Interleaved1F1B(2).rows(4, 4), [Needs(4, forward=4, backward=4)] * 4)
-    >>> [each.in_flight for each in worst], in_flight(Interleaved1F1B(2), 4, 4)
-    ([3, 2, 2, 1], [4, 3, 2, 1])
     """
     worst = [Worst(0, 0, 0)] * len(needs)
     for row in rows:

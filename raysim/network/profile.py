@@ -245,11 +245,11 @@ class Profile:
         """Return the profile with mean costs for every microbatch, to simulate a different number of microbatches."""
         return replace(self, **{name: np.mean(getattr(self, name), axis=3, keepdims=True) for name in COSTS})
 
-    def split_backward(self, weight_share: ArrayLike, penalty: float = 1.0) -> Profile:
+    def split_backward(self, weight_share: ArrayLike) -> Profile:
         """Return the profile with backward split into input and weight parts, for zero-bubble schedules.
 
-        Together they take `penalty` times the whole backward; `weight_share`, a number or one per stage, is the weight part's
-        share. The first stage's input has no gradient, so all of its backward is in the weight part.
+        Together they take as long as the whole; `weight_share`, a number or one per stage, is the weight part's share. The first
+        stage's input has no gradient, so all of its backward is in the weight part.
         """
         if self.compute_s.shape[2] != 2:
             raise ValueError(f"`compute_s` must have 2 ops to be split, but got {self.compute_s.shape[2]}.")
@@ -257,13 +257,12 @@ class Profile:
         for value in shares.tolist():
             check_real("weight_share", value, 0, 1)
         share = shares[None, :, None, None]
-        check_real("penalty", penalty, 0, math.inf, open_low=True)
         changed: dict[str, Any] = {}
         for name in COSTS:
             joint = getattr(self, name)
             third = np.zeros_like(joint[:, :, 1:])
             if name in ("compute_s", "cpu_s"):
-                first, second = joint[:, :, 1:] * (1 - share) * penalty, joint[:, :, 1:] * share * penalty
+                first, second = joint[:, :, 1:] * (1 - share), joint[:, :, 1:] * share
                 first[:, 0], second[:, 0] = 0 * joint[:, 0, 1:], joint[:, 0, 1:]
                 joint, third = np.concatenate([joint[:, :, :1], first], axis=2), second
             changed[name] = np.concatenate([joint, third], axis=2)

@@ -41,14 +41,6 @@ class Sends(NamedTuple):
         """Return the messages between the members' hosts."""
         return self._replace(sources=hosts[self.sources], targets=hosts[self.targets])
 
-    def pairs(self) -> Iterator[tuple[int, int]]:
-        """Yield source and target of every message."""
-        if not self.crossed:
-            yield from zip(self.sources.tolist(), self.targets.tolist(), strict=True)
-            return
-        for source in self.sources.tolist():
-            yield from ((source, target) for target in self.targets.tolist() if target != source)
-
 
 class Rounds(NamedTuple):
     """Equal rounds of a collective between members, given by their positions in the group."""

@@ -28,8 +28,6 @@ from raysim.network.transport import Transport
 from raysim.schedules.arrays import OPS, ActionTable
 
 SAME = 1e-9  # share of the simulated time below which step times count as equal
-MOST_KEPT = 64
-"""Most replicas whose averages are kept for other placements, and most workers whose steps are kept: messages grow with the square."""
 
 
 def on_end(profile: Profile, table: ActionTable) -> Profile:
@@ -42,16 +40,12 @@ def on_end(profile: Profile, table: ActionTable) -> Profile:
         name: np.broadcast_to(getattr(profile, name), (*profile.compute_s.shape[:3], table.per_step)).copy()
         for name in COSTS
     }
-    for stage, op in enumerate(_last_ops(table)):
+    for stage in range(table.num_stages):
+        last_op = int(table.op[np.flatnonzero(table.stage == stage)[-1]])  # of the last microbatch
         for name in ("compute_s", "cpu_s"):
-            changed[name][:, stage, op, -1] += profile.update_s[stage]
+            changed[name][:, stage, last_op, -1] += profile.update_s[stage]
     changed = {name: np.tile(costs, table.num_steps) for name, costs in changed.items()}
     return replace(profile, **changed)
-
-
-def _last_ops(table: ActionTable) -> list[int]:
-    """Return the op of each stage's last action, which is for the last microbatch."""
-    return [int(table.op[np.flatnonzero(table.stage == stage)[-1]]) for stage in range(table.num_stages)]
 
 
 def steady_end(table: ActionTable, free: Floats, done: Floats) -> tuple[Floats, Floats, Floats]:
@@ -99,10 +93,10 @@ def step_collectives(
     """Return the collectives that end a step, shared by steps of equal messages; `labels`: see `raysim.network.rounds.equal_hosts`."""
     coded = np.flatnonzero(profile.method_s)
     costs = (tuple(each.tolist()) for each in (profile.gradient_bytes, profile.bucketed_bytes, coded))
-    shared = _shared_by_few if len(placement.hosts) <= MOST_KEPT else _shared_by_many
-    return shared(profile.transfers.tobytes(), *costs, profile.transport, placement, owner, host_sites, labels)
+    return _collectives(profile.transfers.tobytes(), *costs, profile.transport, placement, owner, host_sites, labels)
 
 
+@lru_cache(maxsize=16)
 def _collectives(
     listed: bytes,
     gradient_bytes: tuple[float, ...],
@@ -120,20 +114,6 @@ def _collectives(
     transfers, averages = np.frombuffer(listed, TRANSFER), {}
     stages = np.flatnonzero(gradient_bytes).tolist() if len(hosts) > 1 else []
     buckets = [averaging.num_buckets(size) for size in bucketed_bytes]
-    apart = len(np.unique(hosts)) == hosts.size and len(hosts) <= MOST_KEPT
-    if apart and not len(transfers) and not coded:
-        return tuple(
-            _average(
-                stage,
-                tuple(hosts[:, stage].tolist()),
-                gradient_bytes[stage],
-                buckets[stage],
-                host_sites,
-                labels,
-                transport,
-            )
-            for stage in stages
-        )
     for stage in stages:
         own = (transfers["direction"] == EXCHANGES[0]) & (transfers["stage"] == stage)
         if averaging.algorithm == "direct" and own.any():
@@ -154,32 +134,6 @@ def _collectives(
         labels=np.array(labels),
         transport=transport,
     )
-
-
-_shared_by_few, _shared_by_many = (lru_cache(maxsize=count)(_collectives) for count in (256, 16))  # workers
-
-
-@lru_cache(maxsize=128)
-def _average(
-    stage: int,
-    hosts: tuple[int, ...],
-    gradient_bytes: float,
-    num_buckets: int,
-    host_sites: tuple[str, ...] | None,
-    labels: tuple[int, ...],
-    transport: Transport,
-) -> Collective:
-    """Return the average of a stage that shares no host: the same object for placements that differ in other stages."""
-    rounds = all_reduce_rounds(len(hosts), gradient_bytes, transport.averaging.algorithm, sites_of(hosts, host_sites))
-    (alone,) = collectives(
-        np.empty(0, TRANSFER),
-        np.array(hosts)[:, None],
-        [num_buckets],
-        averages={0: rounds},
-        labels=np.array(labels),
-        transport=transport,
-    )
-    return replace(alone, stages=(stage,))
 
 
 class Starts(NamedTuple):

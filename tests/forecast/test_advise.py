@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from messages import explicit
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
@@ -28,7 +29,6 @@ from raysim.forecast.replica_costs import replica_costs
 from raysim.forecast.shapes import ModelShape
 from raysim.forecast.structure import RecipeModel
 from raysim.forecast.study import write_study
-from raysim.network.collectives import explicit
 from raysim.network.costs import FleetCosts
 from raysim.network.presets import parse_network
 from raysim.network.profile import Profile

@@ -11,10 +11,8 @@ import pytest
 from raysim.forecast import place as search
 from raysim.forecast.place import place
 from raysim.forecast.timings import Timings
-from raysim.network import step_end
 from raysim.network.timed_step import TimedStep
 from raysim.network.topology import Network, Placement
-from raysim.network.transport import NCCL, Averaging
 from raysim.notation import InputError
 
 
@@ -70,22 +68,6 @@ def test_swaps_find_the_fastest_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_seconds_of_a_step_are_its_timelines(delay: int) -> None:
     step = replace(step_of(3, 2), averaging_delay=delay, placement=Placement((4, 0, 3, 5, 1, 2)))
     assert step.step_s(network_of(6, 0)) == step.simulate(network_of(6, 0)).step_s
-
-
-@pytest.mark.parametrize("averaging", [Averaging("direct"), Averaging("ring", 1), Averaging("sites")], ids=repr)
-def test_averages_kept_from_other_placements_have_equal_prices(
-    averaging: Averaging, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    step = step_of(3, 4).over(replace(NCCL, averaging=averaging))
-    network = replace(network_of(14, 2), host_sites=tuple("aabbccddeeffgg"))
-    rng = np.random.default_rng(0)
-    placements = [tuple(rng.permutation(14)[:12].tolist()) for _ in range(3)]
-    placements += [(b, a, *rest) for a, b, *rest in placements]  # neighbours, which differ in two hosts
-    kept = [price(step, hosts, network) for hosts in placements]
-    step_end._shared_by_few.cache_clear()
-    monkeypatch.setattr(step_end, "MOST_KEPT", 0)
-    assert [price(step, hosts, network) for hosts in placements] == kept
-    assert len(set(kept)) > 3
 
 
 def test_every_placement_is_as_fast_on_equal_links() -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from messages import pairs_of
 from timelines import check_timeline
 
 from raysim.forecast.timings import Timings
@@ -42,7 +43,7 @@ def sent_by(rounds: list[Rounds]) -> Counter[int]:
     totals: Counter[int] = Counter()
     for equal in rounds:
         for sends in equal.sends:
-            for source, _ in sends.pairs():
+            for source, _ in pairs_of(sends):
                 totals[source] += equal.times * sends.wire_bytes  # type: ignore[assignment]
     return totals
 
@@ -52,7 +53,7 @@ def test_collective_reaches_every_member_without_self_sends(sites: list[str], al
     rounds = all_reduce_rounds(len(sites), 1200.0, algorithm, sites)
     known = [{member} for member in range(len(sites))]
     for equal in rounds:
-        pairs = [pair for sends in equal.sends for pair in sends.pairs()]
+        pairs = [pair for sends in equal.sends for pair in pairs_of(sends)]
         assert len(set(pairs)) == len(pairs)
         for _ in range(equal.times):
             before = [set(each) for each in known]

@@ -11,7 +11,6 @@ from raysim.network.memory import (
     StageMemory,
     Worst,
     check_memory,
-    in_flight,
     packets_in_flight,
     worst_moment,
 )
@@ -71,7 +70,7 @@ def test_counts_in_flight(schedule: Schedule) -> None:
     for p in range(1, 7):
         for m in range(1, 9):
             extra = {"GPipe": m, "1F1B": 0, "1F1B(extra_warmup=2)": 2}[repr(schedule)]
-            assert in_flight(schedule, p, m) == [min(m, p - s + extra) for s in range(p)]
+            assert [peak_in_flight(row) for row in schedule.rows(p, m)] == [min(m, p - s + extra) for s in range(p)]
 
 
 def test_worker_memory_is_peak_over_its_stages() -> None:
@@ -81,7 +80,7 @@ def test_worker_memory_is_peak_over_its_stages() -> None:
         rows = schedule.rows(stages, 2 * p)
         saved = [3 + 7 * s % 5 for s in range(stages)]
         held = worst_moment(rows, [Needs(size) for size in saved])
-        peaks = in_flight(schedule, stages, 2 * p)
+        peaks = [peak_in_flight(schedule.row(stage, stages, 2 * p)) for stage in range(stages)]
         for row in rows:
             mine = {action.stage for action in row}
             priced = sum(held[s].in_flight * saved[s] + held[s].workspace for s in mine)

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from messages import explicit
 from timelines import check_timeline
 
-from raysim.network.collectives import EXCHANGES, all_reduce, as_transfers, explicit
+from raysim.network.collectives import EXCHANGES, all_reduce, as_transfers
 from raysim.network.exchanges import all_reduce_rounds, all_reduce_s
 from raysim.network.profile import Profile
 from raysim.network.rounds import Sends, classes_of, equal_hosts, round_of, round_seconds

@@ -181,7 +181,7 @@ def test_interleaved_packets_cross_between_the_same_workers() -> None:
 @settings(max_examples=15)
 @given(st.integers(2, 5), st.integers(1, 7), st.integers(0, 10**6))
 def test_both_kernels_agree_on_zero_bubble(p: int, m: int, seed: int) -> None:
-    profile = random_profile(seed, p, m, call_s=0.1).split_backward(0.4, 1.1)
+    profile = random_profile(seed, p, m, call_s=0.1).split_backward(0.4)
     network = random_network(seed, p)
     fast, general = (simulate(ZBH1(), profile, network, placement=placed) for placed in (None, unshared(p)))
     np.testing.assert_allclose(general.end_s, fast.end_s, rtol=1e-9)
