@@ -60,7 +60,8 @@ def snippet(row: Mapping[Any, Any], price: str = "") -> str:
 
     `price` is a comment with its speed-up in torch's own training code, put over each part of that kind.
 
-    `row` has the keys of a run: `forward`, `backward`, `num_stages`, `num_microbatches`, `num_replicas`, `replica_gradient`.
+    `row` has the keys of a run: `forward`, `backward`, `num_stages`, `num_microbatches`, `num_replicas`, `replica_gradient`,
+    `tied_gradient`.
     Links are written for one process and for torch's pipelines, gradients of replicas for DistributedDataParallel.
 
     >>> row = {"num_stages": 1, "num_replicas": 2, "replica_gradient": "PowerSGD(2)"}
@@ -83,6 +84,9 @@ def snippet(row: Mapping[Any, Any], price: str = "") -> str:
     link = CompressedLink("Quantize(5)", backward="Identity", num_microbatches=4)
     >>> print(snippet(row | {"weights": "DoubleBuffered"}).splitlines()[0])
     # weights=DoubleBuffered: not here, since torch's pipelines run empty after each step.
+    >>> print(snippet({"num_stages": 2, "tied_gradient": "TopK(0.01)"}))
+    # tied_gradient=TopK(0.01): not here, since torch's pipelines do not sum gradients of tied parameters. Before optimizer.step(), sum
+    # yours over the ranks that hold the parameter, uncompressed and so slower: dist.all_reduce(weight.grad, group=owners)
     """
     parts = list(_link_code(row, price))
     method = _of_tensor(_read(row.get("replica_gradient")), None)
@@ -90,6 +94,14 @@ def snippet(row: Mapping[Any, Any], price: str = "") -> str:
         parts.append(
             f"{price}import raysim\n"
             f"gradients = raysim.ddp.hook(model, {_quoted(method)})  # of DistributedDataParallel: docs/take-home/ddp.md"
+        )
+    tied = _of_tensor(_read(row.get("tied_gradient")), None)
+    if _count(row, "num_stages") > 1 and tied != DENSE:
+        parts.append(
+            f"# tied_gradient={tied}: not here, "
+            "since torch's pipelines do not sum gradients of tied parameters. Before optimizer.step(), sum"
+            "\n# yours over the ranks that hold the parameter, uncompressed and so slower: "
+            "dist.all_reduce(weight.grad, group=owners)"
         )
     weights = row.get("weights")
     if parts and isinstance(weights, str) and weights != SYNCHRONOUS:

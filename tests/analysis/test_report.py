@@ -26,7 +26,7 @@ from raysim.analysis.report.gather import gather
 from raysim.analysis.report.material import NETWORKS as MATERIAL_NETWORKS
 from raysim.analysis.report.material import JobRuns, MeanQuality, SettingRuns
 from raysim.analysis.report.page import Chart, Table, Text
-from raysim.analysis.report.reuse import adoption, recipe
+from raysim.analysis.report.reuse import adoption, recipe, snippet
 from raysim.analysis.report.words import against_dense, answer_for, seconds, sure
 from raysim.analysis.report.write import _lines, to_html, write_report
 from raysim.cli import app
@@ -317,6 +317,14 @@ def test_a_figure_agrees_with_the_sentence_beside_it():
     judged = {"harm": 0.4, "harm_low": 0.3, "harm_high": 0.4996, "within": 0.5, "seeds": 5}
     safe = dataclasses.replace(made("a", 0.5), judged=judged)
     assert against_dense(safe, MEASURES["accuracy"]).endswith("(\N{MINUS SIGN}0.4996 to \N{MINUS SIGN}0.30)")
+
+
+def test_code_to_take_home_names_the_sum_of_tied_parameters():
+    """Also of a setting that compresses nothing else: without code the report would say "stay dense"."""
+    row = {"num_stages": 2, "forward": "Identity", "backward": "Identity", "tied_gradient": "TopK(0.01)"}
+    assert snippet(row).startswith("# tied_gradient=TopK(0.01): not here, ")
+    assert snippet(row | {"forward": "Quantize(8)"}).endswith(snippet(row))
+    assert snippet(row | {"num_stages": 1}) == snippet(row | {"tied_gradient": "Identity"}) == ""
 
 
 def test_a_setting_without_harm_has_no_verdict_and_the_report_says_why():

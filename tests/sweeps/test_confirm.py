@@ -64,9 +64,9 @@ def test_near_dense_frontier_settings_are_confirmed(tmp_path):
 
 
 def test_no_choice_is_confirmed_beside_a_dense_loss_of_zero_or_less(tmp_path):
-    rows = [
-        replace(row, figures={"loss_on": Figure(-1.0)}) for row in rows_of({"Identity": (0, 0), "TopK(0.5)": (0, 0)})
-    ]
+    rows = rows_of({"Identity": (0, 0), "TopK(0.5)": (0, 0)})
+    for row in rows:
+        row.figures = {"loss_on": Figure(-1.0)}
     with pytest.raises(ConfigError, match=r"^Nothing to confirm: dense has a loss of -1, .* judge by another measure"):
         chosen(study_of(tmp_path, objectives=["loss_on"]), rows)
 
