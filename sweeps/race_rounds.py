@@ -205,7 +205,7 @@ class RaceRounds:
 
     @property
     def undefined(self) -> str:
-        """Why harm against the dense runs trained to their end is undefined; empty if it is not."""
+        """The reason why harm against the finished dense runs is undefined; empty if it is not."""
         seeds, name = self.trained_seeds(self.dense, least=1.0), f"final_{self.measure.name}_on"
         finals = [float(self.run_of(self.dense, seed).row[name]) for seed in seeds]
         return self.measure.undefined(min(finals, default=math.inf))

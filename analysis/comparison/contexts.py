@@ -114,7 +114,7 @@ class ComparedRuns:
 
     @cached_property
     def undefined(self) -> str:
-        """Why harm against the dense runs is undefined; empty if it is not."""
+        """The reason why harm against the dense runs is undefined; empty if it is not."""
         dense = self.settings.get(Setting())
         return "" if dense is None else self.quality.undefined(float(dense[f"{self.quality.name}_on"].min()))
 
