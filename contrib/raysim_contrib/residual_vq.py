@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
-_BOOKS, _SENT = 0, -1  # keys of the state: the codebooks, and the number of messages so far
+_BOOKS, _SENT = -1, -2  # keys of the state: the codebooks, and the number of messages so far
 _CHUNK = 4096  # vectors whose distances are in memory at once
 
 

@@ -178,7 +178,7 @@ def _feedback(inner: Plain) -> ErrorFeedback:
     return ErrorFeedback(inner.codec, key="link")
 
 
-_Q_KEY = 0  # key of Q in the state, shared by all messages of a link
+_Q_KEY = -1  # key of Q in the state, shared by all messages of a link
 
 
 @dataclass(frozen=True, repr=False)

@@ -204,9 +204,9 @@ class Link:
             self.compressor.commit(self.state, changes)
             account.decisions = tuple(decisions)
         account.codec_s = sum(message.codec_s for message in self.messages)
-        if measure and self.sender and self.state:
-            norms = (float(row.double().square().sum()) for key, row in self.state.items() if key >= 0)
-            account.memory_norm2 = sum(norms)
+        kept = [row for key, row in self.state.items() if key >= 0]
+        if measure and self.sender and kept:
+            account.memory_norm2 = sum(float(row.double().square().sum()) for row in kept)
         self._begin()
         return account
 

@@ -110,7 +110,7 @@ def test_l1_holds_across_changes_of_the_codec_and_dense_fallbacks() -> None:
             "TopK(0.1)",
             "Quantize(2)",
             "Identity",
-            "TopK(0.5, values=Quantize(1, rounding='stochastic'))",
+            "TopK(0.5, values=Quantize(2, rounding='stochastic'))",
             "Cast('float16')",
         ]
         for step, (x, facts) in enumerate(messages(0, 8)):

@@ -70,6 +70,15 @@ def test_the_residual_goes_over_the_step_s_end_unless_it_is_reset() -> None:
         assert torch.equal(pair.sender.state[RESIDUAL], left if reset == "never" else torch.zeros_like(left))
 
 
+@pytest.mark.parametrize("inner", ["WarmStart(LowRank(2))", "LowRank(2)"])
+def test_the_recorded_residual_is_the_error_s_alone(inner: str) -> None:
+    for method, recorded in ((f"LazyErrorPropagation({inner})", True), (inner, False)):
+        pair = Pair(parse(method))
+        pair.send(gradient(0), backward(0, 0), measure=True)
+        account = pair.sender.end_step(measure=True)
+        assert account.memory_norm2 == (pytest.approx(account.error_norm2) if recorded else None)
+
+
 def test_changed_shape_resets_memory() -> None:
     pair, fresh = Pair(parse("LazyErrorPropagation(TopK(0.2))")), Pair(parse("TopK(0.2)"))
     pair.send(gradient(0), backward(0, 0))

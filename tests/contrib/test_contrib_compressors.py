@@ -89,7 +89,7 @@ def test_fresh_codes_are_means_of_their_vectors_or_what_was_worst_coded() -> Non
         own = values[codes == code]
         expected[code] = (start[code] + own.mean()) / 2 if len(own) else values[next(furthest)]
     pair.send(x, context(0))
-    learnt = pair.receiver.state[0][0, :, 0]
+    learnt = pair.receiver.state[-1][0, :, 0]
     assert learnt[0] == 0
     assert bits_of(learnt[1:]) == bits_of(expected[1:].to(torch.bfloat16).float())
 
@@ -108,7 +108,7 @@ def test_every_round_learns_from_its_residual() -> None:
     method, x = ResidualVQ(bits=3, rounds=2, dim=2, fresh=7, pace=0.25), normal(2, 5, seed=1)
     pair, rest = Pair(method), x.view(-1, 2).double()
     pair.send(x, context(0))
-    for start, learnt in zip(method.codec.books.double(), pair.receiver.state[0], strict=True):  # type: ignore[attr-defined]
+    for start, learnt in zip(method.codec.books.double(), pair.receiver.state[-1], strict=True):  # type: ignore[attr-defined]
         scale = (rest.square().sum() / 10).sqrt().float().double()
         vectors = rest / scale
         places = [min(range(8), key=lambda k, v=v: float((v - start[k]).norm())) for v in vectors]  # type: ignore[misc]
@@ -128,7 +128,7 @@ def test_a_message_of_zeros_teaches_nothing() -> None:
     method = ResidualVQ(bits=3, rounds=2, dim=2, fresh=7)
     pair = Pair(method)
     pair.send(torch.zeros(3, 4), context(0))
-    assert bits_of(pair.receiver.state[0]) == bits_of(method.codec.books.to(torch.bfloat16).float())  # type: ignore[attr-defined]
+    assert bits_of(pair.receiver.state[-1]) == bits_of(method.codec.books.to(torch.bfloat16).float())  # type: ignore[attr-defined]
 
 
 def test_the_first_codebooks_are_uniform_values_of_unit_variance() -> None:
