@@ -38,6 +38,7 @@ def hook(
     steps_per_epoch: int | None = None,
     batch_size: int = 1,
     seed: int = 0,
+    scaler: torch.amp.GradScaler | None = None,
 ) -> "Gradients":
     """Make DDP average a model's gradients by `method`, in raysim's notation, and return the averager.
 
@@ -46,12 +47,13 @@ def hook(
 
     `momentum`: SGD's momentum, for methods that apply it themselves (`DGC`, `GraVAC` with `dgc_momentum`). The hook then applies it
     to all gradients, and the optimiser must have none. `steps_per_epoch` is for methods that depend on epochs, `optimizer` for those
-    that depend on its learning rate. `batch_size`: samples of a step over all replicas. `seed` seeds random codecs.
+    that depend on its learning rate. `batch_size`: samples of a step over all replicas. `seed` seeds random codecs. `scaler`
+    scales the loss: gradients are averaged and remembered without its scale, which may change at any step.
 
     Raises ValueError, on every rank, if the method needs more than gradients or a missing argument, or differs between
     ranks.
     """
-    gradients = Gradients(model, method, optimizer, momentum, steps_per_epoch, batch_size, seed)
+    gradients = Gradients(model, method, optimizer, momentum, steps_per_epoch, batch_size, seed, scaler)
     model.register_comm_hook(gradients, _communicate)
     return gradients
 
@@ -68,6 +70,7 @@ class Gradients:
         steps_per_epoch: int | None,
         batch_size: int,
         seed: int,
+        scaler: torch.amp.GradScaler | None,
     ) -> None:
         every = dict(model.module.named_parameters())
         plain = plain_names(every)
@@ -81,12 +84,14 @@ class Gradients:
         self._steps_per_epoch = steps_per_epoch
         self._batch_size = batch_size
         self._seed = seed
+        self._scaler = scaler
         settings: dict[str, Any] = {
             "the method": method,
             "parameters": trained,
             "`momentum`": momentum,
             "`steps_per_epoch`": steps_per_epoch,
             "`seed`": seed,
+            "`scaler`": scaler is not None,
         }
         self.method = build_alike(
             self._channel.group, "average gradients", lambda: self._checked(method, trained), settings
@@ -207,7 +212,8 @@ class Gradients:
 
     def _exchange(self, index: int, held: dict[str, Tensor]) -> None:
         """Average the gradients of a bucket, unless a rank's overflow."""
-        gradients = {name: gradient.float() for name, gradient in held.items()}
+        scale = 1.0 if self._scaler is None else self._scaler.get_scale()
+        gradients = {name: gradient.float() / scale for name, gradient in held.items()}
         names = tuple(held)
         memory = {key: x for key, x in self._memory.items() if _parameter(key) in held} | self._of_bucket.get(names, {})
         rounds = self.method.average(gradients, memory, self._context(index))
@@ -225,7 +231,7 @@ class Gradients:
         for name, gradient in averaged.gradients.items():
             if self._momentum is not None and name not in averaged.with_momentum:
                 gradient = self._velocities[name] = gradient + self._momentum * self._velocities.get(name, 0.0)
-            held[name].copy_(gradient.view_as(held[name]))
+            held[name].copy_(gradient.view_as(held[name]) * scale)
         self._of_bucket[names] = {}
         for key, x in averaged.memory.items():
             (self._memory if _parameter(key) in held else self._of_bucket[names])[key] = x

@@ -89,7 +89,7 @@ def test_a_method_of_single_tensors_gives_the_same_in_any_buckets(method, ranks)
 
 
 @pytest.mark.parametrize("method", [None, "Identity", *BUCKETS])
-def test_a_step_that_overflows_is_skipped_by_a_scaler_and_changes_no_memory(method, ranks):
+def test_a_scaler_s_steps_are_those_without_it_and_an_overflow_changes_no_memory(method, ranks):
     for rank in ranks:
         skipping, without = rank["overflows"][method]
         assert skipping.isfinite().all()

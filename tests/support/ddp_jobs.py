@@ -92,25 +92,24 @@ def steps_of(model, rank, optimizer, steps, scaler=None, broken=()):
         else:
             scaler.scale(loss).backward()
             scaler.step(optimizer)
-            scaler.update(scaler.get_scale())  # the same again, so that memories need no rescaling
+            scaler.update()
         optimizer.zero_grad()
     return torch.cat([p.detach().reshape(-1) for p in model.parameters()])
 
 
-def trained(rank, method, **changes):
+def trained(rank, method, scaler=None, **changes):
     model = stack()
     if method is not None:
-        ddp.hook(model, method)
+        ddp.hook(model, method, scaler=scaler)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    return steps_of(model, rank, optimizer, **changes)
+    return steps_of(model, rank, optimizer, scaler=scaler, **changes)
 
 
 def overflows(rank, world_size, method):
-    """Return the parameters of a hooked job that skips two steps by its scaler, and of one without these steps."""
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    """Return the parameters of a hooked job that skips two steps by its scaler, and of one without scaler and these steps."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0, growth_interval=1)  # doubles in other steps
     skipping = trained(rank, method, steps=range(6), scaler=scaler, broken=(2, 3))
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
-    return skipping, trained(rank, method, steps=(0, 1, 4, 5), scaler=scaler)
+    return skipping, trained(rank, method, steps=(0, 1, 4, 5))
 
 
 def freezes(rank, world_size):
