@@ -9,7 +9,7 @@ from codec_variants import normal
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from raysim.codecs import CODECS, Codec, Quantize, TopK
+from raysim.codecs import CODECS, Codec, Quantize, TopK, kernels
 from raysim.codecs.bits import pack, pack_bits, packed_bytes, unpack, unpack_bits
 from raysim.codecs.positions import (
     FORMS,
@@ -76,6 +76,9 @@ def test_positions(total: int, data: st.DataObject, form: str) -> None:
     chosen = sorted(data.draw(st.sets(st.integers(0, total - 1), max_size=60)))
     positions = torch.tensor(chosen, dtype=torch.int64)
     arrays = encode_positions(positions, total, form)
+    with kernels.reference():
+        plain = encode_positions(positions, total, form)
+    assert {name: array.tolist() for name, array in arrays.items()} == {name: x.tolist() for name, x in plain.items()}
     assert sum(array.nbytes for array in arrays.values()) == index_bytes(form, len(chosen), total)
     packet = CODECS["Identity"]().encode(torch.zeros(total))._replace(arrays=arrays)
     assert decode_positions(packet, len(chosen)).tolist() == chosen

@@ -212,6 +212,15 @@ def test_the_mean_that_is_known_is_the_mean_of_what_each_knows() -> None:
         torch.testing.assert_close(team.memories[0]["mean/weight"].double(), own, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("alpha", [0.3, 1.0])
+def test_diana_s_memory_moves_by_alpha_towards_an_exactly_sent_gradient(alpha: float) -> None:
+    given, memory = {"weight": normal(40, 60)}, dict[str, torch.Tensor]()
+    for step in range(1, 4):
+        (result,), _ = together(parse_replica_method(f"DIANA(TopK(1.0), alpha={alpha})"), [given], [memory], step)
+        memory = result.memory
+        torch.testing.assert_close(memory["own/weight"], given["weight"] * (1 - (1 - alpha) ** step))
+
+
 @pytest.mark.slow
 def test_l9_diana_s_memory_closes_in_by_alpha_in_expectation() -> None:
     n, k, draws = 20, 5, 4000

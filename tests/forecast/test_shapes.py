@@ -160,7 +160,10 @@ def test_every_block_is_in_one_stage_and_none_is_empty(layers: int, num_stages: 
 
 def test_a_tied_head_on_another_stage_is_a_second_copy() -> None:
     shape = ModelShape(layers=4, width=8, length=4, vocabulary=50, heads=2, tied=True)
-    assert sum(count_values(stage.parameters) for stage in shape.stages(2, 1)) == shape.num_parameters + 400
+    for num_stages in (1, 2, 4):
+        copies = sum(count_values(stage.parameters) for stage in shape.stages(num_stages, 1)) - shape.num_parameters
+        assert shape.tied_sizes(num_stages) == ((((0, num_stages - 1), copies),) if copies else ())
+        assert copies == (400 if num_stages > 1 else 0)
 
 
 @pytest.mark.parametrize(
