@@ -264,7 +264,7 @@ def test_every_measure_is_an_objective_with_its_own_direction():
     mine = Objective("dice_on", direction="maximize")
     assert mine.quality.higher
     assert Objective("wire_bytes").quality is Objective("step_s@1gbps").quality is None
-    with pytest.raises(ConfigError, match=r"Unknown objective `dice_on`\. Known: loss_on, .* needs a `direction`"):
+    with pytest.raises(ConfigError, match=r"Unknown objective `dice_on`\. Known: loss_on, .* give a `direction`"):
         Objective("dice_on")
     assert Objective("time_to_target_s@1gbps", target="r2=0.5").target == "r2=0.5"
 
