@@ -213,7 +213,9 @@ class Gradients:
     def _exchange(self, index: int, held: dict[str, Tensor]) -> None:
         """Average the gradients of a bucket, unless a rank's overflow."""
         scale = 1.0 if self._scaler is None else self._scaler.get_scale()
-        gradients = {name: gradient.float() / scale for name, gradient in held.items()}
+        gradients = {
+            name: gradient.float() if scale == 1.0 else gradient.float() / scale for name, gradient in held.items()
+        }
         names = tuple(held)
         memory = {key: x for key, x in self._memory.items() if _parameter(key) in held} | self._of_bucket.get(names, {})
         rounds = self.method.average(gradients, memory, self._context(index))
@@ -231,7 +233,9 @@ class Gradients:
         for name, gradient in averaged.gradients.items():
             if self._momentum is not None and name not in averaged.with_momentum:
                 gradient = self._velocities[name] = gradient + self._momentum * self._velocities.get(name, 0.0)
-            held[name].copy_(gradient.view_as(held[name]) * scale)
+            held[name].copy_(gradient.view_as(held[name]))
+            if scale != 1.0:
+                held[name].mul_(scale)
         self._of_bucket[names] = {}
         for key, x in averaged.memory.items():
             (self._memory if _parameter(key) in held else self._of_bucket[names])[key] = x
