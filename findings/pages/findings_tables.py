@@ -81,6 +81,12 @@ def _side_by_side(compared: Sequence[ComparedRuns], judged: pd.DataFrame, sent: 
     names = _short([context.label for context in compared])
     fewer: dict[str, list[float]] = {}
     columns = []
+    compared = sorted(
+        compared,
+        key=lambda context: [
+            int(part) if part.isdigit() else part for part in re.split(r"(\d+)", names[context.label])
+        ],
+    )
     for context in compared:
         verdicts = judged[judged["context"] == context.label].set_index("setting")
         reference = context.settings[Setting()]
