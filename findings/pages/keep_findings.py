@@ -22,7 +22,9 @@ from raysim.records.tables import read_whole
 
 DATA = Path(__file__).parents[2] / "docs" / "findings" / "data"
 DIGITS = {  # binary, that are kept of a column; times vary by more than their rounding, and 24 is float32
-    **dict.fromkeys(("encode_s", "decode_s", "compute_wall_s", "compute_cpu_s", "update_s", "seconds", "gradient_norm"), 8),
+    **dict.fromkeys(
+        ("encode_s", "decode_s", "compute_wall_s", "compute_cpu_s", "update_s", "seconds", "gradient_norm"), 8
+    ),
     **dict.fromkeys(("gain", "gain_minimum", "gain_candidate", "learning_rate", "throughput"), 24),
 }
 
