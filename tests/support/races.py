@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 
+from raysim.analysis.comparison import race_plan
 from raysim.analysis.comparison.race import Race
 from raysim.quality import MEASURES
 from raysim.sweeps.budget import Budget, Spending
@@ -94,3 +95,13 @@ def budget_race(folder, hours, harms, *, spread=0.003, usual=None, costs=None, s
     if not rounds.begun:
         assert rounds.budget.plan() is None
     return rounds, lines
+
+
+@cache
+def _fresh_races(count, race, settings, seeds, terms):
+    return race_plan.fresh_races(race, settings, seeds=seeds, **dict(terms))
+
+
+def fresh_races(race, settings, *, seeds, **terms):
+    """Return simulated races, once for each question: they are most of the work of a plan."""
+    return _fresh_races(race_plan.COUNT, race, settings, tuple(seeds), tuple(terms.items()))
