@@ -7,7 +7,11 @@ from typing import Any
 import pyarrow as pa
 
 from raysim.config import make_config
-from raysim.records import SCHEMA_VERSION, Recorder, write_table
+from raysim.records import SCHEMA_VERSION, SCHEMAS, Recorder, write_table
+from raysim.records.schema import OCCASIONAL, schema_of
+
+FILES: dict[tuple[str, str], bytes] = {}
+"""Files of tables by their rows: most runs have the same, and to write one takes longer than all else."""
 
 
 def configuration(**changes):
@@ -32,55 +36,51 @@ def write_run(
     flat: dict[str, Any] = {key: list(v) if isinstance(v, tuple) else v for key, v in configuration(**changes).items()}
     flat |= {key: json.dumps(flat[key]) for key in ("forward", "backward") if isinstance(flat[key], list)}
     steps = flat["steps"] or 4
-    recorder = Recorder(folder)
-    recorder.open()
+    rows: dict[str, list[dict[str, Any]]] = {table: [] for table in SCHEMAS}
     over = status in ("finished", "diverged")
     row = flat | {"schema_version": version, "run_id": folder.name, "status": status, "error": None}
     row |= {"chance_loss": 2.3, "chance_accuracy": 0.1, **dict(extra)}
     for step in range(steps if tables else 0):
         for direction in ("forward", "backward"):
             for boundary in range(2):
-                recorder.add(
-                    "links",
-                    {
-                        "step": step,
-                        "replica": 0,
-                        "boundary": boundary,
-                        "direction": direction,
-                        "codec": flat[direction],
-                        "packets": 4,
-                        "wire_bytes": wire_bytes // 4,
-                        "dense_bytes": 250,
-                    },
-                )
-        recorder.add(
-            "steps",
-            {
-                "step": step,
-                "epoch": 0,
-                "loss": 2.0 - step / 10,
-                "wire_bytes": wire_bytes,
-                "dense_bytes": 1000,
-                "seconds": 0.1,
-            },
-        )
+                link = {"step": step, "replica": 0, "boundary": boundary, "direction": direction, "packets": 4}
+                sizes = {"codec": flat[direction], "wire_bytes": wire_bytes // 4, "dense_bytes": 250}
+                rows["links"].append(link | sizes)
+        sizes = {"wire_bytes": wire_bytes, "dense_bytes": 1000}
+        rows["steps"].append({"step": step, "epoch": 0, "loss": 2.0 - step / 10, "seconds": 0.1} | sizes)
     finals = dict(finals)
     for mode in ("on", "off"):
         if f"loss_{mode}" in finals or f"accuracy_{mode}" in finals:
             loss = finals.get(f"loss_{mode}", math.nan)
             accuracy = finals.get(f"accuracy_{mode}", math.nan)
             evaluated = {"loss": loss, "accuracy": accuracy, "predictions": predictions, "samples": samples}
-            recorder.add("evals", {"step": steps, "mode": mode, "batchnorm": "running", **evaluated})
+            rows["evals"].append({"step": steps, "mode": mode, "batchnorm": "running", **evaluated})
             row |= {f"final_loss_{mode}": loss, f"final_accuracy_{mode}": accuracy}
+    recorder = Recorder(folder)
+    recorder.open()
     if over:
-        recorder.compact()
         recorder.drop_parts()
+        for table, each in rows.items():
+            if each or table not in OCCASIONAL:
+                write_once(table, each, folder / f"{table}.parquet")
         row |= {"wire_bytes": wire_bytes * steps, "dense_bytes": 1000 * steps, "steps_done": steps}
     else:
+        for table, each in rows.items():
+            for one in each:
+                recorder.add(table, one)
         recorder.flush()
     recorder.write_run(row)
     recorder.close()
     return folder
+
+
+def write_once(table, rows, file):
+    """Write a table's file, or that of the same rows again."""
+    key = table, repr(rows)
+    if key not in FILES:
+        write_table(pa.Table.from_pylist(rows, schema_of(table)), file)
+        FILES[key] = file.read_bytes()
+    file.write_bytes(FILES[key])
 
 
 def write_study(folder, trials, *, objectives=(), name="study"):
