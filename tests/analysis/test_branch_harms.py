@@ -149,8 +149,7 @@ def test_branches_from_one_step_have_no_section_of_their_own(branched, tmp_path)
     assert not has_branches(analysis.load(tmp_path))
 
 
-def test_runs_without_branches_have_none(tmp_path, small):
-    train(small(), engine="inline", out=tmp_path / "run")
-    results = analysis.load(tmp_path)
+def test_runs_without_branches_have_none(report_runs):
+    results = analysis.load(report_runs)
     assert len(analysis.branch_harms(results)) == 0
     assert not has_branches(results)

@@ -114,9 +114,7 @@ def test_run_with_dangling_link_is_reported_and_left_out(run):
     assert load(run).problems[0].startswith(f"{run}/run.parquet cannot be read and is left out: ")
 
 
-@pytest.mark.parametrize(
-    "keys", [{"forward": "TopK(0.3)"}, {"num_stages": 1}, {"steps": 1}, {"profile_every_steps": 3}]
-)
+@pytest.mark.parametrize("keys", [{"num_stages": 1}, {"steps": 1}, {"forward": "TopK(0.3)", "profile_every_steps": 3}])
 def test_completed_run_loads_without_problems(small, tmp_path, keys):
     from raysim import train
 

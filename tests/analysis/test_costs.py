@@ -187,13 +187,12 @@ def test_profile_replaces_recorded_compute(runs, tmp_path):
     assert "cannot be read" in done.stderr
 
 
-def test_work_outside_passes_is_a_separate_kind(small, tmp_path):
-    train(small(forward="ACGC(0.1)", steps=6), engine="inline", out=tmp_path / "acgc")
-    train(small(steps=6), engine="inline", out=tmp_path / "dense")
+def test_work_outside_passes_is_a_separate_kind(runs, tmp_path):
+    train(make_config({**CONFIG, "forward": "ACGC(0.1)"}), engine="inline", out=tmp_path / "acgc")
     works = Run(tmp_path / "acgc").actions.fillna({"work": "none"}).groupby("stage")["work"].agg(set).to_dict()
     assert works == {0: {"none"}, 1: {"sensitivity"}, 2: {"sensitivity"}}
-    assert Run(tmp_path / "dense").row["device_kind"] == ("cuda" if torch.cuda.is_available() else "cpu")
-    acgc, dense = in_company([tmp_path / "acgc", tmp_path / "dense"])
+    assert Run(runs / "dense").row["device_kind"] == ("cuda" if torch.cuda.is_available() else "cpu")
+    acgc, dense = in_company([tmp_path / "acgc", runs / "dense"])
     mine, plain = (one.mean_profile.compute_s[0, :, 1, 0] for one in (acgc, dense))
     assert mine[0] == plain[0]
     assert (mine[1:] != plain[1:]).all()

@@ -11,6 +11,7 @@ from configurations import SMALL
 from raysim_findings.finding import findings_frame
 from raysim_findings.verdicts import findings
 from records_made import write_run, write_study
+from report_runs import copy_run
 from typer.testing import CliRunner
 
 from raysim import Run, train
@@ -25,16 +26,15 @@ TABLES = ("runs", *(table for table in SCHEMAS if table != "collectives"), "tria
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def folder(tmp_path_factory, report_runs):
     """Return a folder with a study and its confirmation, runs of other keys, measures and tables, and runs that are not over."""
     folder = tmp_path_factory.mktemp("packs") / "results"
     runs = {0: [], 1: []}
-    for trial, forward in enumerate(("Identity", "TopK(0.1)")):
+    for trial, setting in enumerate(("dense", "topk")):
         for seed in (0, 1):
             run = f"trials/{trial}-s{seed}"
             runs[trial].append(run)
-            config = make_config(SMALL | {"forward": forward, "seed": seed, "steps": 6})
-            train(config, engine="inline", out=folder / "study" / run)
+            copy_run(report_runs / f"{setting}-s{1 + seed}", folder / "study" / run, seed=seed)
     trials = [
         {"runs": runs[trial], "objective.accuracy_on": 0.5, "param.forward.density": density}
         for trial, density in enumerate((None, 0.1))
@@ -47,7 +47,7 @@ def folder(tmp_path_factory):
         [{"runs": ["trials/0-s7"], "objective.accuracy_on": 0.5}],
         objectives={"accuracy_on": "maximize"},
     )
-    train(make_config(SMALL | {"seed": 7, "steps": 6}), engine="inline", out=confirm / "trials" / "0-s7")
+    copy_run(report_runs / "dense-s3", confirm / "trials" / "0-s7", seed=7)
     gradients = {"num_stages": 1, "num_replicas": 2, "steps": 8, "profile_every_steps": 1}
     adaptive = "GraVAC(2, 16, epsilon=0.5, window=2)"
     train(

@@ -474,7 +474,10 @@ assert not {{"torch", "ray"}} & set(sys.modules)
     [
         (["{runs}/none", "--network", "8mbps"], "There is no folder {runs}/none."),
         (["{empty}", "--network", "8mbps"], "There is no run in {empty}: it has no run.parquet."),
-        (["{runs}", "--network", "8mbps"], "`RUN_DIR` must be one run, but {runs} holds 8 runs: "),
+        (
+            ["{runs}", "--network", "8mbps"],
+            "`RUN_DIR` must be one run, but {runs} holds 8 runs: {runs}/broken, {runs}/dense, ",
+        ),
         (["{runs}/sparse"], "`--network` must be given once or more, as in --network 100mbps."),
         (["{runs}/sparse", "--network", "fast"], "`--network`: A network is a preset, text such as '100mbps+20ms'"),
         (["{runs}/sparse", "--network", "no.csv"], "`--network`: The network file 'no.csv' cannot be read"),

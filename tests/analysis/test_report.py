@@ -68,6 +68,11 @@ def learned(runs, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def learned_page(learned):
+    return compose(learned, NETWORKS)
+
+
+@pytest.fixture(scope="module")
 def html(page):
     return to_html(page)
 
@@ -458,8 +463,8 @@ def test_the_command_ends_with_the_decision_and_money_is_that_of_hours_and_bytes
     assert step.money == pytest.approx(2.0 * gpu_hours + 0.1 * sent_gb)
 
 
-def test_code_to_take_home_has_the_prices_of_its_own_transports(learned):
-    page, over_nccl = compose(learned, NETWORKS), compose(learned, ["10mbps"], transport="nccl")
+def test_code_to_take_home_has_the_prices_of_its_own_transports(learned, learned_page):
+    page, over_nccl = learned_page, compose(learned, ["10mbps"], transport="nccl")
     (code,) = [block.text for block in section(page, "summary").blocks if getattr(block, "kind", "") == "python"]
     text = code["10mbps"]
     comment, below = re.search(r"(# on 10mbps, against dense: .*)\n(.*)", text).groups()
@@ -472,9 +477,8 @@ def test_code_to_take_home_has_the_prices_of_its_own_transports(learned):
     assert rows(over_nccl, "job1-settings", "10mbps")[name[1]]["speed-up"].startswith(f"{faster[1]}x")
 
 
-def test_the_setting_to_take_home_is_python_that_raysim_reads(learned):
-    page = compose(learned, NETWORKS)
-    codes = [block.text for block in section(page, "summary").blocks if getattr(block, "kind", "") == "python"]
+def test_the_setting_to_take_home_is_python_that_raysim_reads(learned_page):
+    codes = [block.text for block in section(learned_page, "summary").blocks if getattr(block, "kind", "") == "python"]
     lines = {line for code in codes for text in code.values() for line in text.splitlines()}
     links = [ast.parse(line).body[0].value for line in lines if line.startswith("link = ")]
     assert links

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import raysim
-from raysim.training.train import train
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,31 +46,18 @@ def test_analysis_is_importable_by_short_name_in_a_clone():
     assert import_module("analysis").load is raysim.analysis.load
 
 
-def test_run_summary_has_setting_steps_status_and_quality(small, tmp_path):
-    run = train(small(forward="TopK(0.1)"), engine="inline", out=tmp_path / "run")
+def test_run_summary_has_setting_steps_status_and_quality(report_runs):
+    run = raysim.Run(report_runs / "topk-s1")
     words = repr(run)
     for part in ("forward=TopK(0.1)", "6 steps", "finished", f"accuracy {run.row['final_accuracy_on']:.4f}"):
         assert part in words
-    assert ": dense, " in repr(train(small(steps=1), engine="inline", out=tmp_path / "dense"))
+    assert ": dense, " in repr(raysim.Run(report_runs / "dense-s1"))
 
 
-def test_prices_have_bandwidth_and_latency_as_numbers(small, tmp_path):
-    run = train(small(forward="TopK(0.1)"), engine="inline", out=tmp_path / "run")
-    frame = raysim.analysis.replay(run, ["100mbps", "1gbps+20ms"])
+def test_prices_have_bandwidth_and_latency_as_numbers(report_runs):
+    frame = raysim.analysis.replay(report_runs / "topk-s1", ["100mbps", "1gbps+20ms"])
     assert frame["bandwidth_bps"].tolist() == [100e6, 1e9]
     assert frame["latency_s"].tolist() == [0.0, 0.02]
-
-
-def test_folder_of_runs_is_described_if_one_run_is_expected(small, tmp_path):
-    from typer.testing import CliRunner
-
-    from raysim.cli import app
-
-    for name in "ab":
-        train(small(steps=1), engine="inline", out=tmp_path / name)
-    done = CliRunner().invoke(app, ["replay", str(tmp_path), "--network", "100mbps"])
-    assert done.exit_code == 2
-    assert f"holds 2 runs: {tmp_path / 'a'}, {tmp_path / 'b'}. Give one of them." in done.stderr
 
 
 @pytest.mark.parametrize("within", ["1%", "one"])

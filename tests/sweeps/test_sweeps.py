@@ -364,12 +364,12 @@ def test_as_many_trials_run_at_once_as_have_memory(monkeypatch, given, memory, e
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"num_replicas": 2}, {"num_stages": 4, "schedule": "Interleaved1F1B(2)"}], ids=str
+    ("optimizer", "changes"),
+    [("sgd", {}), ("adamw", {"num_replicas": 2}), ("adamw", {"num_stages": 4, "schedule": "Interleaved1F1B(2)"})],
 )
-@pytest.mark.parametrize("optimizer", [{"name": "sgd"}, {"name": "adamw"}], ids=["sgd", "adamw"])
-def test_memory_of_a_trial_has_a_resumed_checkpoint(changes, optimizer):
+def test_memory_of_a_trial_has_a_resumed_checkpoint(optimizer, changes):
     """The workers' state, the checkpoint, and the largest part twice: for small batches this is more than a step takes."""
-    values = {"batch_size": 8, "num_microbatches": 4, "optimizer": {**optimizer, "learning_rate": 0.1}}
+    values = {"batch_size": 8, "num_microbatches": 4, "optimizer": {"name": optimizer, "learning_rate": 0.1}}
     workload = prepare(make_config({**BASE, "model": {"name": "cnn", "width": 256}, **values, **changes}))
     engine = InlineEngine(workload)
     engine.start()
