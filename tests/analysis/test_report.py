@@ -22,7 +22,6 @@ from typer.testing import CliRunner
 from raysim import train
 from raysim.analysis import AnalysisError, Estimate, beside, load
 from raysim.analysis.report import compose
-from raysim.analysis.report.gather import gather
 from raysim.analysis.report.material import NETWORKS as MATERIAL_NETWORKS
 from raysim.analysis.report.material import JobRuns, MeanQuality, SettingRuns
 from raysim.analysis.report.page import Chart, Table, Text
@@ -533,16 +532,6 @@ def test_each_job_has_a_section_and_no_job_is_compared_with_another(runs, tmp_pa
     assert links.count("#job1") == links.count("#job2") == 1
     ids = [attributes["id"] for _, attributes in outline.elements if "id" in attributes]
     assert len(ids) == len(set(ids))
-
-
-def test_one_run_has_a_price_with_an_interval(runs, tmp_path):
-    copy_run(runs / "dense-s1", tmp_path / "dense")
-    copy_run(runs / "q8-s1", tmp_path / "q8")
-    (job,) = gather(load(tmp_path), [parse_network(name) for name in NETWORKS]).jobs
-    for one in job.settings:
-        for name in NETWORKS:
-            assert one.step_s[name].low < one.step_s[name].value < one.step_s[name].high
-            assert one.dense or one.speedup[name].low < one.speedup[name].value < one.speedup[name].high
 
 
 def test_a_front_holds_whom_no_other_beats():

@@ -285,10 +285,6 @@ REFUSED = {
     "model=5": "`model` must be a name, but got 5.",
     "model.name=5": "`model` must be a name, but got 5.",
     "optimizer=adamw": "`optimizer` must be a table of keys, but got 'adamw'.",
-    "optimizer.name=lbfgs": (
-        "`optimizer.name` cannot be 'lbfgs' in a pipeline, since it computes the loss several times a step."
-    ),
-    "optimizer.nesterov=3": "`optimizer.nesterov` must be true or false, but got 3.",
     "optimizer.learning_rate=-1": "`optimizer.learning_rate` must be at least 0, but got -1.",
     "optimizer.learning_rate=nan": "`optimizer.learning_rate` must be a finite number, but got nan.",
     "optimizer.momentum=1": "`optimizer.momentum` must be less than 1, but got 1.",
@@ -370,18 +366,13 @@ REFUSED_TOGETHER = {
 
 # What only the data and the model can tell, still before anything starts.
 REFUSED_BY_THE_PLAN: dict[tuple[str, ...], str] = {
-    ('cuts=["conv9"]',): (
-        "`cuts` must name layers of the model (conv1, conv2, conv3, conv4, conv5, hidden, head), but got 'conv9'."
-    ),
     ("data=cifar",): (
         "Unknown data set 'cifar'. Known: addition, brackets, cifar10, cifar100, copying, digits, hf, images, table, text, topics, "
         "wikitext2; your own is written `package.module:function`. Did you mean `cifar10`?"
     ),
-    (f"model.width={10**20}",): f"`model.width` must be from -2147483647 to 2147483647, but got {10**20}.",
     ("data.train_samples=-2147483648",): (
         "`data.train_samples` must be from -2147483647 to 2147483647, but got -2147483648."
     ),
-    ("model.wdth=3",): "Unknown option `model.wdth` of `cnn`. Known: model.width. Did you mean `model.width`?",
 }
 
 

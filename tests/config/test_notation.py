@@ -10,7 +10,6 @@ from raysim.codecs import CODECS, Cast, Identity, Nonzero, Quantize, TopK
 from raysim.compressors import AQSGD, COMPRESSORS, Compressor, ErrorFeedback, LinkEF21, MixedErrorFeedback, Plain, parse
 from raysim.notation import MAX_LENGTH, Notation, check_choice, check_integer, check_real, parse_notation
 from raysim.replication import METHODS
-from raysim.schedules.families import SCHEDULES, GPipe, OneFOneB, parse_schedule
 
 KNOWN = ", ".join(sorted({**CODECS, **COMPRESSORS}))
 TOPK = "(density, per='sample', values=Identity, index='auto')"
@@ -220,34 +219,6 @@ def test_any_text_parses_or_is_refused(text: str) -> None:
     except ValueError:
         return
     assert parse(repr(method)) == method
-
-
-# Schedules have a name that is no Python identifier.
-
-
-def test_the_notation_of_schedules() -> None:
-    assert repr(parse_schedule("1F1B")) == "1F1B"
-    assert parse_schedule(" 1F1B() ") == OneFOneB()
-    assert repr(parse_schedule("1F1B(2)")) == "1F1B(extra_warmup=2)"
-    assert parse_schedule("1F1B(extra_warmup=2.0)") == OneFOneB(2)
-    assert parse_schedule("GPipe") == GPipe()
-    refused = {
-        "2F2B": "'2F2B' is not a schedule: expected a name with arguments, such as '1F1B'.",
-        "11F1B": "'11F1B' is not a schedule: expected a name with arguments, such as '1F1B'.",
-        "_1F1B": "'_1F1B' is not a schedule: expected a name with arguments, such as '1F1B'.",
-        "1F1B(1F1B)": "`extra_warmup` must be an integer of at least 0, but got 1F1B (in '1F1B(1F1B)').",
-        "1F1B(extra_warmup=-1)": (
-            "`extra_warmup` must be an integer of at least 0, but got -1 (in '1F1B(extra_warmup=-1)')."
-        ),
-        "Foo": f"Unknown schedule `Foo` in 'Foo'. Known: {', '.join(sorted(SCHEDULES))}.",
-        "GPipe(1)": "`GPipe` in 'GPipe(1)' takes no arguments: too many positional arguments.",
-    }
-    for text, sentence in refused.items():
-        with pytest.raises(ValueError) as error:
-            parse_schedule(text)
-        assert str(error.value) == sentence
-    with pytest.raises(ValueError, match=r"^`1F1B` in '1F1B\(x=2\)' takes \(extra_warmup=0.*\): got an unexpected "):
-        parse_schedule("1F1B(x=2)")
 
 
 def test_checks_coerce_and_refuse() -> None:

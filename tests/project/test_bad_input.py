@@ -98,10 +98,6 @@ BAD = {
         ["digits-cnn", "model=of_mine:Narrow", "num_stages=1"],
         "a and b must have same reduction dim",
     ),
-    "a tensor that does not cross": (
-        ["digits-cnn", "model=of_mine:Skipping", 'cuts=["second"]', "forward.third=TopK(0.1)"],
-        "`forward` must name tensors that cross a boundary (first, second), but got 'third'.",
-    ),
     "an unknown column": (
         ["digits-cnn", "model=mlp", "data=table", "data.path=houses.csv", "data.target=cost"],
         "`data.target` must be a column of houses.csv (size, price), but got 'cost'.",
@@ -113,10 +109,6 @@ BAD = {
     "no tokenizer for weights that know one": (
         [*TEXT, "model.path=weights"],
         "read as bytes, but 'weights'",
-    ),
-    "a loss of numbers for classes": (
-        ["digits-cnn", "loss=mse"],
-        "`loss` = 'mse' does not fit the data, whose targets are classes. Use 'cross_entropy'.",
     ),
     "a loss of one's own that fails": (
         ["digits-cnn", "loss=of_mine:widest"],

@@ -25,7 +25,6 @@ def called(tmp_path, monkeypatch):
     [
         ("bench codecs --device cuda", "`--device` = cuda needs a GPU, and torch finds none here."),
         ("bench pipeline --device cuda", "`--device` = cuda needs a GPU, and torch finds none here."),
-        ("bench pipeline --device tpu", "`--device` must be cpu or cuda, but got 'tpu'."),
         ("train digits-cnn device=cuda --engine inline", "`device` = 'cuda' needs a GPU, and torch finds none here."),
         (
             "train digits-cnn device=cuda gpus_per_stage=0",

@@ -44,7 +44,6 @@ def called(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ([*TRAIN, "num_stages=99"], "`num_stages` must be at most the number of layers (7), but got 99."),
         ([*TRAIN, "num_stages=100000"], "`num_stages` must be at most 1024"),
         ([*TRAIN, f"forward={LIST}"], "`forward` must be a list of at most 1024 entries"),
         ([*TRAIN, f"cuts={LIST}"], "`cuts` must be a list of at most 1023 entries"),

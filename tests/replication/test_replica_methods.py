@@ -136,24 +136,3 @@ def test_error_feedback_matters() -> None:
     assert late.min() >= 0.93
     assert late.max() <= 1.04
     assert abs(late.mean() - 1) < 0.01
-
-
-# What is refused.
-
-
-@pytest.mark.parametrize(
-    ("notation", "momentum", "message"),
-    [
-        (
-            "ErrorFeedback(LowRank(31))",
-            0.9,
-            "`rank` must be at most 30, the rank of the largest matrix of the stage (silent.weight), but got 31.",
-        ),
-    ],
-)
-def test_what_does_not_fit_the_model_or_its_optimiser_is_refused(
-    notation: str, momentum: float | None, message: str
-) -> None:
-    with pytest.raises(ValueError) as error:
-        parse_replica_method(notation).check(SHAPES, 2, momentum)
-    assert str(error.value) == message

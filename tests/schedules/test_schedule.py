@@ -417,7 +417,12 @@ def test_notation_is_canonical(text: str, canonical: str) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("2F2B", r"Known: 1F1B, GPipe|is not a schedule"),
+        *(
+            (text, f"^'{text}' is not a schedule: expected a name with arguments")
+            for text in ("2F2B", "11F1B", "_1F1B")
+        ),
+        ("1F1B(1F1B)", r"^`extra_warmup` must be an integer of at least 0, but got 1F1B \(in '1F1B\(1F1B\)'\)\.$"),
+        ("1F1B(x=2)", r"^`1F1B` in '1F1B\(x=2\)' takes \(extra_warmup=0.*\): got an unexpected "),
         ("Gpipe", r"^Unknown schedule `Gpipe` in 'Gpipe'\. Did you mean `GPipe`"),
         ("1F1B(extra_warmup=-1)", r"^`extra_warmup` must be an integer of at least 0, but got -1"),
         ("1F1B(ahead=0)", r"^`ahead` must be an integer of at least 1, but got 0"),
