@@ -1,6 +1,7 @@
 """A branch continues from a checkpoint of another run: with the parent's settings, to the parent's own bits."""
 
 import importlib
+from shutil import copytree
 
 import pytest
 import torch
@@ -211,12 +212,12 @@ def test_records_of_a_branch_are_whole(small, tmp_path, parent, every):
     }
 
 
-def test_a_damaged_parent_is_refused(small, tmp_path):
-    begun = train(small(steps=2), engine="inline", out=tmp_path / "parent")
-    file = begun.folder / "checkpoints" / "step-00000002" / "worker-1.safetensors"
-    file.write_bytes(file.read_bytes()[:-1])  # type: ignore[union-attr]
+def test_a_damaged_parent_is_refused(small, tmp_path, parent):
+    folder = copytree(parent.folder, tmp_path / "parent")
+    file = folder / "checkpoints" / "step-00000002" / "worker-1.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
     with pytest.raises(ConfigError, match=r"^`start`: The checkpoint .* is corrupt"):
-        train(small(start=str(begun.folder)), engine="inline", out=tmp_path / "branch")
+        train(small(start=f"{folder}@2"), engine="inline", out=tmp_path / "branch")
 
 
 def test_a_parent_of_another_model_is_refused(small, tmp_path, monkeypatch):
@@ -236,12 +237,12 @@ def test_a_parent_of_another_model_is_refused(small, tmp_path, monkeypatch):
         train(small(**model, start=str(begun.folder)), engine="inline", out=tmp_path / "branch")
 
 
-def test_branch_with_checkpoint_needs_no_parent(small, tmp_path):
-    begun = train(small(checkpoint_at_steps=[2]), engine="inline", out=tmp_path / "parent")
-    config = small(start=f"{begun.folder}@2", steps=4, checkpoint_every_steps=1)
+def test_branch_with_checkpoint_needs_no_parent(small, tmp_path, parent):
+    folder = copytree(parent.folder, tmp_path / "parent")
+    config = small(start=f"{folder}@2", steps=4, checkpoint_every_steps=1)
     whole = train(config, engine="inline", out=tmp_path / "whole")
     break_off(Training(config, engine="inline", out=tmp_path / "broken"), 2)
-    begun.folder.rename(tmp_path / "gone")  # type: ignore[union-attr]
+    folder.rename(tmp_path / "gone")
     same_records(train(config, engine="inline", out=tmp_path / "broken", resume=True), whole)
 
 

@@ -126,22 +126,24 @@ def test_evaluation_reports_progress_and_one_pass_is_enough_without_compression(
     assert Run(tmp_path / "run").evals["mode"].tolist() == ["on", "off"]
 
 
-@pytest.mark.parametrize(("every", "broken_at"), [(0, 6), (3, 3), (3, 6)])
-def test_interrupted_evaluation_loses_no_step(small, tmp_path, every, broken_at):
+def test_interrupted_evaluation_loses_no_step(small, tmp_path):
     """Steps are kept before their evaluation, which is done again when the run goes on."""
-    config = small(forward="EF21(TopK(0.3))", checkpoint_every_steps=100, evaluate_every_steps=every)
+    config = small(forward="EF21(TopK(0.3))", checkpoint_every_steps=100, evaluate_every_steps=3)
     whole = train(config, engine="inline", out=tmp_path / "whole")
-    broken = Training(config, out=tmp_path / "broken", engine="inline")
-    events = broken.events()
-    for event in events:
-        if event.kind == "eval" and event.row["step"] == broken_at:  # links on are evaluated, links off are not
-            events.close()
-            break
-    assert checkpoints(tmp_path / "broken" / "checkpoints")[-1].step == broken_at
-    again = train(config, engine="inline", out=tmp_path / "broken", resume=True)
-    for table in ("steps", "evals"):
-        frames = [getattr(run, table).drop(columns=["seconds", "update_s"], errors="ignore") for run in (whole, again)]
-        pd.testing.assert_frame_equal(*frames)
+    for broken_at in (3, 6):
+        folder = tmp_path / str(broken_at)
+        events = Training(config, out=folder, engine="inline").events()
+        for event in events:
+            if event.kind == "eval" and event.row["step"] == broken_at:  # links on are evaluated, links off are not
+                events.close()
+                break
+        assert checkpoints(folder / "checkpoints")[-1].step == broken_at
+        again = train(config, engine="inline", out=folder, resume=True)
+        for table in ("steps", "evals"):
+            frames = [
+                getattr(run, table).drop(columns=["seconds", "update_s"], errors="ignore") for run in (whole, again)
+            ]
+            pd.testing.assert_frame_equal(*frames)
 
 
 def test_an_evaluation_on_a_part_of_the_test_data_reads_its_first_samples(small, tmp_path):

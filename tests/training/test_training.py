@@ -110,17 +110,18 @@ def test_divergence_in_last_step_is_found_by_evaluation(small, tmp_path):
     assert row["diverged_at"].startswith("evaluation with compression off: ")
 
 
-@pytest.mark.parametrize("stop_after", [1, 4])
-def test_an_interrupted_run_resumes_to_the_same_bits(small, tmp_path, stop_after):
+def test_an_interrupted_run_resumes_to_the_same_bits(small, tmp_path):
     config = small(**RUNS["feedback"], steps=6, evaluate_every_steps=2)
     whole = train(config, engine="inline", out=tmp_path / "whole")
-    break_off(Training(config, engine="inline", out=tmp_path / "broken"), stop_after)
-    broken = Run(tmp_path / "broken")
-    assert broken.status == "interrupted"
-    assert broken.steps["step"].tolist() == list(range(stop_after))
-    resumed = train(config, engine="inline", out=tmp_path / "broken", resume=True)
-    assert resumed.row["resumed"] == 1
-    same_records(resumed, whole)
+    for stop_after in (1, 4):
+        folder = tmp_path / str(stop_after)
+        break_off(Training(config, engine="inline", out=folder), stop_after)
+        broken = Run(folder)
+        assert broken.status == "interrupted"
+        assert broken.steps["step"].tolist() == list(range(stop_after))
+        resumed = train(config, engine="inline", out=folder, resume=True)
+        assert resumed.row["resumed"] == 1
+        same_records(resumed, whole)
 
 
 @pytest.mark.parametrize("recorded", ["AVX2", None])
