@@ -64,7 +64,7 @@ def train_late(config, late):
 
 
 def test_a_worker_waits_once_a_packet_and_once_a_step(small, late):
-    config = small(**COMPRESSED, profile_every_steps=0)
+    config = small(**COMPRESSED, profile_every_steps=0, num_microbatches=2)
     engine = train_late(config, late)
     for place, worker in enumerate(engine.workers):
         sent = config.num_microbatches * (2 if 0 < place < len(engine.workers) - 1 else 1)

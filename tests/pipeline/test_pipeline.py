@@ -117,7 +117,7 @@ class Masked:
 @given(st.lists(st.booleans(), min_size=16, max_size=16), st.sampled_from([None, "tasks:plain_entropy"]), st.booleans())
 @example([False] * 16, None, False)
 @example([True] * 2 + [False] * 14, None, True)
-@settings(max_examples=8)
+@settings(max_examples=4)
 def test_step_averages_valid_targets_for_any_microbatching(counted, loss, replicas):
     """A microbatch without any target that counts adds nothing, with a loss of one's own too."""
     plain = {**SMALL, "model": {"name": "mlp", "width": 8}, "num_stages": 2, "loss": loss}
@@ -125,7 +125,7 @@ def test_step_averages_valid_targets_for_any_microbatching(counted, loss, replic
     _, ids = batch_ids(64, 16, 0, 0)
     masked = Masked(data.train, ids[~np.array(counted)])
     data = Data(masked, data.test, data.shape._replace(has_ignored=True))
-    for num_microbatches in (1, 2, 4, 8):
+    for num_microbatches in (1, 2, 8):
         num_replicas = 2 if replicas and num_microbatches > 1 else 1
         cut = {"num_microbatches": num_microbatches // num_replicas, "num_replicas": num_replicas}
         workload = prepare(make_config({**plain, **cut}), data)
