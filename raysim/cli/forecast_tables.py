@@ -199,11 +199,13 @@ def _memory_table(plan: Forecast) -> Table:
             "optimiser": sum(m.optimizer_bytes for m in memories),
             "activations": sum(m.activations_bytes + m.waiting_bytes + m.workspace_bytes for m in memories),
             "memories": sum(m.residuals_bytes + m.references_bytes for m in memories),
+            "exchange": sum(m.exchange_bytes for m in memories),
             "packets": sum(m.messages_bytes for m in memories),
             "total": total,
         }
-        if not any(memory.versions_bytes for memory in plan.memories):
-            del parts["versions"]
+        for part, held in (("versions", "versions_bytes"), ("exchange", "exchange_bytes")):
+            if not any(getattr(memory, held) for memory in plan.memories):
+                del parts[part]
         row = {"worker": str(worker), "stages": ", ".join(map(str, stages))}
         row |= {name: format_bytes(size) for name, size in parts.items()}
         rows.append(row | {"verdict": fits_words(total, plan.capacity_bytes)})

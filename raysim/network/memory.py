@@ -2,8 +2,9 @@
 
 All figures are bytes. At its peak a stage holds its weights and older versions still in use, their gradients, the optimiser's
 slots, the saved tensors of every microbatch in flight, gradients kept for the weight part of a split backward, packets not yet
-consumed, residuals of error feedback, reference copies of delta feedback, and the workspace of one action: the temporary tensors
-of a forward, a backward or an update. The interpreter, libraries and allocator slack are not counted: leave capacity for them.
+consumed, residuals of error feedback, reference copies of delta feedback, and the temporary tensors of one action: a forward, a
+backward, an update, or an exchange between replicas. The interpreter, libraries and allocator slack are not counted: leave
+capacity for them.
 
 >>> stage = StageMemory(2, weights_bytes=33_600_000, gradients_bytes=33_600_000, saved_bytes=4_200_000, in_flight=2)
 >>> print(stage.explain())
@@ -57,6 +58,8 @@ class StageMemory:
     """Residuals of error feedback, in both directions."""
     references_bytes: int = 0
     """Reference copies of delta feedback (EF21, AQ-SGD) at this stage's end of each link."""
+    exchange_bytes: int = 0
+    """Results and temporary tensors of an exchange between replicas, if that is the worker's peak."""
     workspace_bytes: int = 0
     """Bytes needed while an action runs, besides the other fields: temporary tensors, recomputed activations."""
 
@@ -97,6 +100,7 @@ class StageMemory:
             "packets in flight": self.messages_bytes,
             "residuals": self.residuals_bytes,
             "reference copies": self.references_bytes,
+            "exchange between replicas": self.exchange_bytes,
             "workspace": self.workspace_bytes,
         }
 
@@ -133,15 +137,18 @@ class Needs(NamedTuple):
     gradients: int = 0
     """Weight gradients, held from the first backward, or W, to the end of the step."""
     update: int = 0
-    """Peak of temporary tensors at the end of the step."""
+    """Peak of temporary tensors in the update."""
+    exchange: int = 0
+    """Peak of results and temporary tensors while replicas exchange, all stages of a worker at once."""
 
 
 class Worst(NamedTuple):
-    """A stage at its worker's peak: microbatches in flight, microbatches between B and W, and the action's workspace."""
+    """A stage at its worker's peak: microbatches in flight, microbatches between B and W, and bytes of an action or an exchange."""
 
     in_flight: int
     waiting: int
     workspace: int
+    exchange: int = 0
 
 
 def worst_moment(rows: Sequence[Row], needs: Sequence[Needs]) -> list[Worst]:
@@ -152,7 +159,7 @@ def worst_moment(rows: Sequence[Row], needs: Sequence[Needs]) -> list[Worst]:
 
     >>> from raysim.schedules import ZBH1
     >>> [tuple(each) for each in worst_moment(ZBH1().rows(3, 6), [Needs(4, 1, 4, 4, 5)] * 3)]
-    [(3, 1, 0), (3, 2, 0), (3, 3, 0)]
+    [(3, 1, 0, 0), (3, 2, 0, 0), (3, 3, 0, 0)]
     """
     worst = [Worst(0, 0, 0)] * len(needs)
     for row in rows:
@@ -189,6 +196,9 @@ def worst_moment(rows: Sequence[Row], needs: Sequence[Needs]) -> list[Worst]:
         if needs[update].update > most[0]:
             for stage in held:
                 worst[stage] = Worst(0, 0, needs[stage].update if stage == update else 0)
+        if sum(needs[stage].exchange for stage in held) > max(most[0], needs[update].update):
+            for stage in held:
+                worst[stage] = Worst(0, 0, 0, needs[stage].exchange)
     return worst
 
 
@@ -219,6 +229,7 @@ REMEDIES = {
     "packets in flight": "Use more microbatches or a stronger codec",
     "residuals": "Key the residuals by link instead of by sample or slot",
     "reference copies": "Bound the samples kept with AQSGD's `capacity`, or keep them in bfloat16",
+    "exchange between replicas": "Use more stages, or a replica method with fewer memories",
     "workspace": "Use more microbatches",
 }
 

@@ -13,7 +13,7 @@ from raysim.config.boundaries import Pairs
 from raysim.network.memory import Needs, StageMemory, check_memory, packets_in_flight, worst_moment
 from raysim.pipeline.device import DeviceFacts
 from raysim.pipeline.optimizer import find_elementwise, slot_values
-from raysim.pipeline.plan import averaged_shapes, tied_owners
+from raysim.pipeline.plan import TiedOwners, averaged_shapes, tied_owners
 from raysim.pipeline.stage import stage_class
 from raysim.schedules import Unflushed
 from raysim.schedules.actions import peak_in_flight
@@ -36,18 +36,19 @@ def stage_memories(config: RunConfig, parts: Partition, num_samples: int) -> tup
     messages = _message_bytes(config, parts, copies)
     two_parts = any(action.op == "W" for row in rows for action in row)
     footprints = parts.footprints(two_parts=two_parts, dtype=DTYPES[config.dtype])
+    tied = tied_owners(parts)
     needs = [
-        _needs(config, stage, module, footprint, copies)
+        _needs(config, stage, module, footprint, copies)._replace(exchange=_exchange_bytes(config, stage, module, tied))
         for stage, (module, footprint) in enumerate(zip(parts.stages, footprints, strict=True))
     ]
     worst = worst_moment(rows, needs)
     until_b = [[a for a in rows[owners[s]] if a.stage == s and a.op != "W"] for s in range(num_stages)]
     packets = packets_in_flight([peak_in_flight(row) for row in until_b])
-    elementwise = find_elementwise(parts.stages, tied_owners(parts))
+    elementwise = find_elementwise(parts.stages, tied)
     policy, delays = config.weights, config.weight_delays()
     memories = []
     for stage, module in enumerate(parts.stages):
-        in_flight, waiting, workspace = worst[stage]
+        in_flight, waiting, workspace, exchange = worst[stage]
         weights = copies * sum(parameter.nbytes for parameter in module.parameters())
         trained = needs[stage].gradients
         slots = 4 * sum(  # of float32
@@ -73,6 +74,7 @@ def stage_memories(config: RunConfig, parts: Partition, num_samples: int) -> tup
                 packets=packets[stage],
                 residuals_bytes=residuals[stage],
                 references_bytes=references[stage],
+                exchange_bytes=exchange,
                 workspace_bytes=workspace,
             )
         )
@@ -101,6 +103,11 @@ def _needs(config: RunConfig, stage: int, module: nn.Module, footprint: Footprin
     update = _SQUARED_BYTES * max((parameter.numel() for parameter in trained), default=0) if clips else 0
     needs = Needs(saved, kept, footprint.forward, backward, weights, first, gradients)
     return Needs(*(copies * each for each in needs))._replace(update=update)
+
+
+def _exchange_bytes(config: RunConfig, stage: int, module: nn.Module, tied: TiedOwners) -> int:
+    method = config.replica_methods()[stage]
+    return method.exchange_bytes(averaged_shapes(stage, module, config, tied)) if config.takes_part(method) else 0
 
 
 def _method_memories(config: RunConfig, parts: Partition, num_samples: int) -> tuple[list[int], list[int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, TypeAlias
 
 from raysim.codecs import Identity, derive_key, lowrank
 from raysim.codecs.codec import cast_saturating, check_finite, count_work
@@ -19,7 +19,20 @@ from raysim.replication.method import Averaged, Gradients, Memory, ReplicaContex
 if TYPE_CHECKING:
     from torch import Tensor
 
-_Approximation = Rounds[tuple[Gradients, Gradients, Memory]]
+
+class _LowRank(NamedTuple):
+    """A float64 matrix as two thin ones, multiplied where it is used."""
+
+    left: Tensor
+    right: Tensor
+    transposed: bool = False
+
+    def product(self) -> Tensor:
+        wide = self.left @ self.right.T
+        return wide.T if self.transposed else wide
+
+
+_Approximation: TypeAlias = "Rounds[tuple[dict[str, _LowRank], dict[str, _LowRank], Memory]]"
 
 
 @dataclass(frozen=True, repr=False)
@@ -85,34 +98,38 @@ class PowerSGD(Layered):
         for name, gradient in gradients.items():
             check_finite(gradient)
             held = remembered(memory, "residual", name, gradient) if self.feedback else torch.zeros_like(gradient)
-            matrices[name] = (gradient + held).reshape(len(gradient), -1).double()
+            matrices[name] = (gradient + held).reshape(len(gradient), -1)
         products = 3 if self.alternate else 4  # one per sent side, one for the mean, one for the residual
         count_work(products * sum(gradient.nbytes for gradient in gradients.values()))
         rounds = self._one_side if self.alternate else self._both_sides
         mean, own, sides = yield from rounds(matrices, memory, context)
         averaged, moved = {}, {**memory, **sides}
         for name, gradient in gradients.items():
-            averaged[name] = cast_saturating(mean[name], torch.float32).view_as(gradient)
-            if self.feedback:
-                m = matrices[name]
-                taken = averaged[name].reshape(m.shape) if self.error == "average" else own[name]
-                moved[f"residual/{name}"] = m.sub_(taken).float().view_as(gradient)
+            m = matrices.pop(name)
+            averaged[name] = cast_saturating(mean[name].product(), torch.float32).view_as(gradient)
+            if not self.feedback:
+                continue
+            if self.error == "average":
+                m.sub_(averaged[name].view_as(m))
+            else:
+                m = m.double().sub_(own[name].product()).float()
+            moved[f"residual/{name}"] = m.view_as(gradient)
         return Averaged(averaged, moved)
 
     def _both_sides(self, matrices: Gradients, memory: Memory, context: ReplicaContext) -> _Approximation:
         """Return the approximations of the mean and of this replica's matrices, and the sides to store."""
         start = {name: self._start(name, "right", m, memory, context) for name, m in matrices.items()}
         left = yield from mean_sides(
-            f"left of rank {self.rank}", {name: m @ start[name] for name, m in matrices.items()}, context
+            f"left of rank {self.rank}", {name: m.double() @ start[name] for name, m in matrices.items()}, context
         )
         bases = {name: orthonormal_float32(mean) for name, mean in left.items()}
         own = {
-            name: (bases[name].T @ m).T for name, m in matrices.items()
+            name: (bases[name].T @ m.double()).T for name, m in matrices.items()
         }  # BLAS is slow if the long matrix is transposed
         right = yield from mean_sides(f"right of rank {self.rank}", own, context)
         sides = {f"right/{name}": mean.float() for name, mean in right.items()} if self.warm_start else {}
-        mean = {name: bases[name] @ thin.T for name, thin in right.items()}
-        return mean, {name: bases[name] @ thin.T for name, thin in own.items()} if self.error == "own" else {}, sides
+        mean, mine = ({name: _LowRank(bases[name], x) for name, x in thin.items()} for thin in (right, own))
+        return mean, mine, sides
 
     def _one_side(self, matrices: Gradients, memory: Memory, context: ReplicaContext) -> _Approximation:
         """Return the same from one averaged side: a projection onto the span of the other side from the previous step."""
@@ -121,12 +138,10 @@ class PowerSGD(Layered):
         bases = {
             name: orthonormal_float32(self._start(name, other, m, memory, context)) for name, m in matrices.items()
         }
-        own = {name: m @ bases[name] for name, m in turned.items()}
+        own = {name: m.double() @ bases[name] for name, m in turned.items()}
         mean = yield from mean_sides(f"{side} of rank {self.rank}", own, context)
-        wide = [{name: x @ bases[name].T for name, x in thin.items()} for thin in (mean, own)]
-        if side == "right":
-            wide = [{name: x.T for name, x in matrices.items()} for matrices in wide]
-        return wide[0], wide[1], {f"{side}/{name}": x.float() for name, x in mean.items()}
+        wide = ({name: _LowRank(x, bases[name], side == "right") for name, x in thin.items()} for thin in (mean, own))
+        return *wide, {f"{side}/{name}": x.float() for name, x in mean.items()}
 
     def _start(self, name: str, side: str, matrix: Tensor, memory: Memory, context: ReplicaContext) -> Tensor:
         """Return a side of `rank` columns from the previous step, or drawn at random."""

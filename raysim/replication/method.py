@@ -176,6 +176,13 @@ class ReplicaMethod(Notation, ABC):
         """Return the maximum bytes of one replica's memory, for gradients of these shapes."""
         return 0
 
+    def exchange_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
+        """Return about the peak bytes of an exchange at one replica, besides gradients and memory.
+
+        These are the averages, a temporary copy of the gradients, and the new memory beside the old.
+        """
+        return 2 * 4 * num_values(shapes) + self.memory_bytes(shapes)
+
 
 def reduce_scatter(
     name: str, packets: Mapping[int, Packet], own: Tensor | None, me: int, device: torch.device
@@ -200,25 +207,25 @@ def reduce_scatter(
 
 
 def sum_over_members(
-    name: str, values: Tensor | None, me: int, count: int, device: torch.device
+    name: str, values: Tensor | None, me: int, count: int, device: torch.device, out: Tensor | None = None
 ) -> Rounds[Tensor | None]:
     """Sum flat `values` over `count` members, bitwise equal on each; this is member `me`. Returns None if no member has values.
 
     Two rounds, a reduce-scatter and an all-gather: member i sums chunk i in the order of members, so each of D members
-    sends 2 (D - 1) / D of the bytes, as in a ring. Members with values None also take part.
+    sends 2 (D - 1) / D of the bytes, as in a ring. Members with values None also take part. `out` takes the sum; it may be `values`.
     """
     chunks = () if values is None else values.tensor_split(count)
     packets = {other: Identity().encode(chunk) for other, chunk in enumerate(chunks) if other != me}
     total = yield from reduce_scatter(name, packets, chunks[me] if chunks else None, me, device)
     received = yield RoundPackets(everyone={} if total is None else {name: Identity().encode(total)})
     sums = [sent[name].decode(device) for sent in received if name in sent]
-    return torch.cat(sums) if sums else None
+    return torch.cat(sums, out=out) if sums else None
 
 
 def sum_tensors(name: str, tensors: Gradients, context: ReplicaContext) -> Rounds[Gradients]:
     """Return the sums of float32 tensors over replicas, by a single all-reduce of this name."""
     flat = torch.cat([x.reshape(-1) for x in tensors.values()])
-    total = yield from sum_over_members(name, flat, context.replica, context.num_replicas, flat.device)
+    total = yield from sum_over_members(name, flat, context.replica, context.num_replicas, flat.device, flat)
     assert total is not None
     parts = torch.split(total, [x.numel() for x in tensors.values()])
     return {name: part.view_as(x) for (name, x), part in zip(tensors.items(), parts, strict=True)}
@@ -229,7 +236,7 @@ def mean_dense(name: str, gradients: Gradients, context: ReplicaContext) -> Roun
     if not gradients:
         return {}
     sums = yield from sum_tensors(name, {name: x.detach() for name, x in gradients.items()}, context)
-    return {name: x / context.num_replicas for name, x in sums.items()}
+    return {name: x.div_(context.num_replicas) for name, x in sums.items()}
 
 
 def num_values(shapes: Mapping[str, tuple[int, ...]]) -> int:

@@ -8,7 +8,10 @@ from torch.utils._pytree import tree_leaves
 
 from raysim.config import make_config
 from raysim.engine.inline import InlineEngine
+from raysim.pipeline.groups import average_together
 from raysim.pipeline.prepare import prepare
+from raysim.replication import parse_replica_method
+from raysim.replication.method import ReplicaContext
 from raysim.workloads.stage_costs import Alive
 
 BASE = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 128}
@@ -106,6 +109,45 @@ def test_worker_memory_is_at_most_forecast(name):
     promised, found = promise_of(name)
     for held, most in zip(found, promised, strict=True):
         assert 0.8 * most <= held <= 1.005 * most
+
+
+@pytest.mark.parametrize(
+    "notation",
+    [
+        "Identity",
+        "TopK(0.05)",
+        "Quantize(8)",
+        "TwoShot(Quantize(8))",
+        "ErrorFeedback(TopK(0.05))",
+        "PowerSGD(2)",
+        "PowerSGD(2, error='own')",
+        "EF21(TopK(0.1))",
+        "DiLoCo(1)",
+        "DiLoCo(1, codec=Quantize(4))",
+    ],
+)
+def test_an_exchange_takes_about_its_forecast(notation):
+    method = parse_replica_method(notation)
+    shapes = {f"layer {i}": (40, 64) for i in range(12)}
+    gradients = [{name: torch.randn(shape) for name, shape in shapes.items()} for _ in range(2)]
+    memories = [method.begin(each) for each in gradients]
+    for step in range(3):
+        contexts = [ReplicaContext(replica, 2, step, 0, steps_per_epoch=3, seed=0) for replica in range(2)]
+        with Alive(tree_leaves((gradients, memories))) as alive:
+            averaged, _ = average_together(method, gradients, memories, contexts)
+        memories = [each.memory for each in averaged]
+        del averaged
+    promised = 2 * method.exchange_bytes(shapes)
+    assert 0.5 * promised <= alive.most <= 1.1 * promised
+
+
+def test_replicas_exchange_beside_no_activations(small):
+    data = {"name": "digits", "train_samples": 600, "test_samples": 8}
+    keys = {"model": {"name": "cnn", "width": 32}, "data": data, "num_replicas": 2, "num_stages": 2}
+    small_batch, large_batch = (prepare(small(**keys, batch_size=size)).plan.memories for size in (16, 512))
+    assert all(memory.exchange_bytes == 2 * memory.gradients_bytes for memory in small_batch)
+    assert all(memory.in_flight == 0 for memory in small_batch)
+    assert large_batch[0].exchange_bytes == 0 < large_batch[0].in_flight
 
 
 @pytest.mark.parametrize(
