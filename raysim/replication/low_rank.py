@@ -140,8 +140,10 @@ class PowerSGD(Layered):
         }
         own = {name: m.double() @ bases[name] for name, m in turned.items()}
         mean = yield from mean_sides(f"{side} of rank {self.rank}", own, context)
-        wide = ({name: _LowRank(x, bases[name], side == "right") for name, x in thin.items()} for thin in (mean, own))
-        return *wide, {f"{side}/{name}": x.float() for name, x in mean.items()}
+        both, mine = (
+            {name: _LowRank(x, bases[name], side == "right") for name, x in thin.items()} for thin in (mean, own)
+        )
+        return both, mine, {f"{side}/{name}": x.float() for name, x in mean.items()}
 
     def _start(self, name: str, side: str, matrix: Tensor, memory: Memory, context: ReplicaContext) -> Tensor:
         """Return a side of `rank` columns from the previous step, or drawn at random."""
