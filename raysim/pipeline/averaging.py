@@ -25,6 +25,7 @@ from raysim.replication.method import (
     ReplicaContext,
     ReplicaMethod,
     agreed,
+    average_given,
     sum_over_members,
 )
 
@@ -182,6 +183,9 @@ class GroupExchanges:
         )
         gradients = parameters if method.after_update else self._gradients(place)
         rounds = method.average(gradients, self._memories[place], context)
+        if replicas and not method.after_update:
+            missing = [name for name, x in self._named(place).items() if x.grad is None]
+            rounds = average_given(rounds, missing, list(gradients))
         return MemberRounds(group, member, rounds, method.table(parameters), num_values=num_values, stages=self.stages)
 
     def _named(self, place: _Place) -> dict[str, nn.Parameter]:

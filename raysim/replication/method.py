@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+MISSING = "missing gradients"  # a packet's name
 AGREED = "agreed"  # memory kind of the last agreed parameters, used for evaluation and export
 
 Gradients: TypeAlias = "dict[str, Tensor]"  # of a stage, float32 by parameter name, in module order
@@ -288,3 +289,26 @@ def run_together(*rounds: Rounds[Any]) -> Rounds[list[Any]]:
 def agreed(parameters: Gradients, memory: Memory) -> Gradients:
     """Return the parameters for evaluation: the last agreed ones, if the method stores them."""
     return {name: memory.get(f"{AGREED}/{name}", x) for name, x in parameters.items()}
+
+
+def average_given(rounds: Rounds[Averaged], missing: Collection[str], names: Sequence[str]) -> Rounds[Averaged]:
+    """Run the rounds of an average; its gradients lack those that no replica has, so that weight decay leaves these alone.
+
+    `missing`: names of this replica's missing gradients, averaged as zeros, of the `names` of all replicas. Replicas with such
+    gradients tell the others in the first round.
+    """
+    driver, received = RoundDriver(rounds), None
+    everywhere = set(missing)
+    while (sent := driver.advance(received)) is not None:
+        if received is None and missing:
+            numbers = torch.tensor([float(names.index(name)) for name in missing])
+            sent = sent._replace(everyone={**sent.everyone, MISSING: Identity().encode(numbers)})
+        first, received = received is None, (yield sent)
+        if first:
+            for packets in received:
+                theirs = packets[MISSING].decode().tolist() if MISSING in packets else ()
+                everywhere &= {names[int(number)] for number in theirs}
+            received = [{name: x for name, x in packets.items() if name != MISSING} for packets in received]
+    averaged: Averaged = driver.result
+    kept = {name: x for name, x in averaged.gradients.items() if name not in everywhere or x.any()}
+    return replace(averaged, gradients=kept)

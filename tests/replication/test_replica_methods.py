@@ -21,8 +21,9 @@ from replica_variants import (
     same_tensors,
 )
 
-from raysim.pipeline.groups import average_together
+from raysim.pipeline.groups import Group, average_together, exchange_together
 from raysim.replication import METHODS, parse_replica_method
+from raysim.replication.method import ReplicaContext, average_given
 
 
 def test_every_method_has_a_variant() -> None:
@@ -136,3 +137,27 @@ def test_error_feedback_matters() -> None:
     assert late.min() >= 0.93
     assert late.max() <= 1.04
     assert abs(late.mean() - 1) < 0.01
+
+
+@pytest.mark.parametrize("notation", ["Identity", "ErrorFeedback(TopK(0.5))", "PowerSGD(1, min_values=1)"])
+@pytest.mark.parametrize("num_replicas", [2, 3])
+def test_only_a_gradient_missing_at_all_replicas_stays_missing(notation: str, num_replicas: int) -> None:
+    method, names = parse_replica_method(notation), ["seen", "seen by one", "unseen"]
+    unseen = [{"unseen"} if replica == 0 else {"seen by one", "unseen"} for replica in range(num_replicas)]
+    given = [
+        {name: torch.zeros(4, 6) if name in missing else torch.full((4, 6), 1.0 + replica) for name in names}
+        for replica, missing in enumerate(unseen)
+    ]
+    contexts = [
+        ReplicaContext(replica, num_replicas, 0, 0, steps_per_epoch=1, seed=0) for replica in range(num_replicas)
+    ]
+    rounds = [method.average(each, {}, context) for each, context in zip(given, contexts, strict=True)]
+    plain, _ = average_together(method, given, [{}] * num_replicas, contexts)
+    rounds = [average_given(each, missing, names) for each, missing in zip(rounds, unseen, strict=True)]
+    group = Group(tuple((replica, 0) for replica in range(num_replicas)))
+    for exchange, other in zip(
+        exchange_together(group, rounds, method.table(names), num_values=72), plain, strict=True
+    ):
+        found = exchange.result.gradients
+        assert list(found) == ["seen", "seen by one"]
+        assert all(torch.equal(found[name], other.gradients[name]) for name in found)

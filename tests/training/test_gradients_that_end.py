@@ -100,16 +100,24 @@ def test_sound_and_frozen_models_are_not_warned_about(tmp_path, at):
     assert warning(tmp_path / "frozen", "detach", at, "model.frozen=true") is None
 
 
-def test_reported_parameters_are_the_unchanged_ones(tmp_path):
+@pytest.mark.parametrize(
+    "options",
+    [
+        [],
+        ["optimizer.weight_decay=0.1", "num_stages=1"],
+        ["num_replicas=2", "optimizer.weight_decay=0.1", "num_stages=1"],
+        ["num_replicas=2", "optimizer.weight_decay=0.1", "num_stages=1", "replica_gradient=ErrorFeedback(TopK(0.1))"],
+    ],
+)
+def test_reported_parameters_are_the_unchanged_ones(tmp_path, options):
     from raysim.training.checkpoint import load_weights
 
-    first, last = (load_weights(kept(tmp_path / str(steps), steps)) for steps in (1, 3))
+    first, last = (load_weights(kept(tmp_path / str(steps), steps, *options)) for steps in (1, 3))
     same = {name for name in first if torch.equal(first[name], last[name])}
     assert same == {"1.weight", "1.bias", "2.weight", "2.bias"}
 
 
-def kept(folder, steps):
+def kept(folder, steps, *options):
     model = ["model=ending_gradients:model", "model.kind=detach", "model.at=3"]
-    return train(
-        "digits-cnn", *model, "num_stages=2", f"steps={steps}", "evaluate_samples=64", out=folder, engine="inline"
-    ).folder
+    keys = ["num_stages=2", f"steps={steps}", "evaluate_samples=64", *options]
+    return train("digits-cnn", *model, *keys, out=folder, engine="inline").folder
