@@ -273,7 +273,7 @@ def gradient_warning(step: int, reports: Sequence[StepReport], modules: Sequence
     shown = ", ".join(f"`{name}`" for name in names[:3])
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return (
-        f"Step {step}: {len(names)} of {sum(map(len, trained))} parameters get no gradient, and stay as they are: {shown}{more}. A "
+        f"Step {step}: {len(names)} of {sum(map(len, trained))} parameters get no gradient: {shown}{more}. A "
         "layer after them detaches its input or turns gradients off, or none uses them; set `requires_grad` = False if that is meant."
     )
 
