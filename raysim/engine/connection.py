@@ -179,11 +179,13 @@ def signals_after() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def join_cluster(address: str, field: str, on_lost: Callable[[RayWatch], None] = lambda watch: None) -> RayWatch:
+def join_cluster(
+    address: str, field: str, on_lost: Callable[[RayWatch], None] = lambda watch: None, patience_s: float = 0.0
+) -> RayWatch:
     """Join the cluster at an address already checked by `check_address`, and watch its head.
 
-    `field` names the setting with the address; `on_lost` is called if the head is lost. Raises ConfigError if the cluster cannot
-    be joined.
+    `field` names the setting with the address; `on_lost` is called `patience_s` after the head is lost. Raises ConfigError if the
+    cluster cannot be joined.
     """
     import ray
     from ray.job_config import JobConfig
@@ -192,7 +194,7 @@ def join_cluster(address: str, field: str, on_lost: Callable[[RayWatch], None] =
         context = init_ray(address=address, job_config=JobConfig(metadata={"user": user_here()}))
     except (ConnectionError, RuntimeError, ValueError) as error:
         raise ConfigError(f"The cluster at {field} = {address!r} cannot be joined: {first_reason(error)}.") from None
-    watch = HeadWatch(ray.get_runtime_context().gcs_address, on_lost)
+    watch = HeadWatch(ray.get_runtime_context().gcs_address, on_lost, patience_s)
     watch.dashboard_url = context.dashboard_url
     return watch
 

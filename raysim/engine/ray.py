@@ -247,14 +247,18 @@ class RayEngine(Engine):
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         address = os.environ.get("RAY_ADDRESS")
         self._private = not address
+
+        def on_lost(watch: RayWatch) -> None:
+            self.on_stuck(watch.sentence)
+
         if address:
-            self._watch = join_cluster(address, "`RAY_ADDRESS`")
+            self._watch = join_cluster(address, "`RAY_ADDRESS`", on_lost, PATIENCE_S)
         else:
             wanted = math.ceil(self.num_workers * self.plan.config.cpus_per_stage)
             self._watch = start_ray(
                 num_cpus=max(wanted, usable_cpus()),  # stages may share cores, as their records show
                 dashboard=self.dashboard,
-                on_lost=lambda watch: self.on_stuck(watch.sentence),
+                on_lost=on_lost,
                 patience_s=PATIENCE_S,
             )
         if self.dashboard and self._watch.dashboard_url:

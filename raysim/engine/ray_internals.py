@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 LOSSES = ("worker_died", "node_removed", "raylet_died")  # raysim's own messages name stages and nodes
 OWN_MACHINE = "local.cluster.node"  # node type of `provider: local`
 ENDED_IDLE = 4  # AUTOSCALER_DRAIN_IDLE, among the death reasons of nodes
-PROBE_S = 11.0  # for a head to list its nodes
+PROBE_S = 11.0  # for a head to list its nodes, once Ray is imported
 RAY_SETTING = "max_direct_call_object_size"
 RAY_DEFAULT_BYTES = 100 * 1024  # of this setting
 
@@ -26,6 +26,7 @@ try:
     from ray._raylet import GcsClient
 except ImportError:
     sys.exit()
+print(flush=True)
 try:
     GcsClient(address=sys.argv[1]).get_all_node_info(timeout=8)
 except Exception as error:
@@ -159,11 +160,16 @@ def complaint_of(head: str) -> str:
     Fallback: "", and the error shows up when the driver connects.
     """
     command = [sys.executable, "-c", _PROBE, head]
-    try:
-        probe = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_S, check=False)
-    except subprocess.TimeoutExpired as error:
-        return error.stderr.decode(errors="replace") if isinstance(error.stderr, bytes) else "no answer"
-    return probe.stderr if probe.returncode else ""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as probe:
+        try:
+            probe.stdout.readline()  # type: ignore[union-attr]  # Ray is imported, for which a busy machine takes long
+            said = probe.communicate(timeout=PROBE_S)[1]
+            return said if probe.returncode else ""
+        except subprocess.TimeoutExpired:
+            probe.kill()
+            return probe.communicate()[1] or "no answer"
+        finally:
+            probe.kill()
 
 
 def direct_call_bytes() -> int:

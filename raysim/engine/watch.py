@@ -81,11 +81,13 @@ class HeadWatch(RayWatch):
 
     look_s = 3.0
 
-    def __init__(self, address: str, on_lost: Callable[[RayWatch], None] = lambda watch: None) -> None:
+    def __init__(
+        self, address: str, on_lost: Callable[[RayWatch], None] = lambda watch: None, patience_s: float = 0.0
+    ) -> None:
         self.address = address
         self.sentence = f"the head of the cluster, {address}, is lost: it has not answered for {LOST_S:g} s"
         self._answered = time.monotonic()
-        super().__init__(on_lost)
+        super().__init__(on_lost, patience_s)
 
     def _look(self) -> bool:
         host, _, port = self.address.rpartition(":")

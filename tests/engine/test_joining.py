@@ -1,17 +1,20 @@
 """Sentences about a cluster: the way in for a driver outside, what is waited for, who holds it, a head that is lost."""
 
 import os
+import queue
 import re
 import socket
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from raysim.config import ConfigError
 from raysim.engine import nodes, ray_internals, resources
+from raysim.engine import ray as engine_on_ray
 from raysim.engine.connection import check_address, token_words
 from raysim.engine.nodes import (
     FEW,
@@ -162,6 +165,23 @@ def test_silent_head_counts_as_lost(monkeypatch):
     assert told.wait(10)
     assert watch.lost
     assert watch.sentence.startswith("the head of the cluster, 127.0.0.1:")
+
+
+def test_driver_that_is_stuck_in_ray_ends_with_the_loss_of_the_head(small, tmp_path, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    monkeypatch.setattr("raysim.engine.connection.init_ray", lambda **options: SimpleNamespace(dashboard_url=None))
+    monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(gcs_address="127.0.0.1:1"))
+    monkeypatch.setattr(engine_on_ray, "check_address", lambda *arguments: None)
+    monkeypatch.setattr(engine_on_ray, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(HeadWatch, "look_s", 0.05)
+    monkeypatch.setattr("raysim.engine.watch.LOST_S", 0.0)
+    monkeypatch.setattr("raysim.engine.watch.atexit.register", lambda function: None)
+    said = queue.SimpleQueue[str]()
+    engine: Any = Training(small(), out=tmp_path / "run", engine="ray").engine
+    engine.on_stuck = said.put
+    engine._connect()
+    assert said.get(timeout=60).startswith("the head of the cluster, 127.0.0.1:1, is lost")
+    assert engine.loss() is not None
 
 
 @pytest.mark.slow

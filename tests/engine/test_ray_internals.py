@@ -2,7 +2,6 @@
 
 import re
 import signal
-import subprocess
 from importlib import import_module
 from pathlib import Path
 
@@ -131,13 +130,14 @@ def test_head_check_is_skipped_if_unsupported(monkeypatch):
     assert complaint_of("127.0.0.1:1") == ""
 
 
-def test_head_timeout_is_reported():
-    def late(command, **options):
-        raise subprocess.TimeoutExpired(command, options["timeout"])
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(subprocess, "run", late)
-        assert complaint_of("127.0.0.1:1") == "no answer"
+@pytest.mark.parametrize(
+    ("probe", "complaint"),
+    [("print(flush=True); time.sleep(60)", "no answer"), ("time.sleep(3); sys.exit('no token')", "no token\n")],
+)
+def test_head_has_its_time_from_when_ray_is_imported(monkeypatch, probe, complaint):
+    monkeypatch.setattr(ray_internals, "PROBE_S", 2.0)
+    monkeypatch.setattr(ray_internals, "_PROBE", f"import sys, time; {probe}")
+    assert complaint_of("127.0.0.1:1") == complaint
 
 
 def test_no_other_module_uses_private_names_of_ray():
