@@ -16,7 +16,7 @@ ATTACKS: dict[str, tuple[Attack, int, int]] = {
     **{f"SIGTERM {phase}": (in_phase(phase), 5, 5) for phase in PHASES},
     "sweep asked to end": (sweep_signals, 15, 3),
     "files damaged": (damage, 500, 50),
-    "mixed faults over 2 to 8 hosts": (mixed_faults, 2000, 6),
+    "mixed faults over 2 to 8 hosts": (mixed_faults, 300, 30),
     "disk full": (full_disk, 20, 2),
     "disk full under a sweep": (full_disk_of_sweep, 10, 1),
     "inputs": (inputs, 5000, 250),

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import random
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import psutil
-from commands import COMMAND, LIMIT_S, Outcome, as_on_a_terminal
+from commands import Outcome
 from disks import SmallDisk
 from raysim_benchmarks.hosts.cluster import Cluster
 from raysim_benchmarks.hosts.namespaces import Hosts, check_machine
@@ -24,50 +24,59 @@ from raysim.config import ConfigError
 from raysim.records import Run
 from raysim.training.train import train
 
-KEYS = ["steps=150", "checkpoint_every_steps=10", "evaluate_every_steps=50", "forward=EF21(TopK(0.2))", "timeout_s=60"]
+KEYS = ["steps=100", "checkpoint_every_steps=10", "evaluate_every_steps=50", "forward=EF21(TopK(0.2))", "timeout_s=60"]
 LAYERS = 7  # of digits-cnn
-SESSIONS = 6  # after which a run must have finished
-GONE_S = 20.0  # within which no stage may be left
+MOST_FAULTS = 8  # of a run
+SESSIONS = 3 + MOST_FAULTS  # after which a run must have finished
+SESSION_S = 900.0  # of a session, on a busy machine
+GONE_S = 60.0  # within which no stage may be left
 DISK_KIB = 64 * 1024
 MOST_HOSTS = 8
+WARM_DRIVER = Path(__file__).with_name("warm_driver.py")
 
 
 class Session:
     """A driver on the first host, and the cluster and the disk that faults hit."""
 
-    def __init__(self, cluster: Cluster, disk: SmallDisk, words: list[str]) -> None:
+    def __init__(
+        self, cluster: Cluster, disk: SmallDisk, drivers: subprocess.Popen[str], errors: Path, arguments: list[str]
+    ) -> None:
         self.cluster, self.disk = cluster, disk
-        self.said = ""
-        self.driver = subprocess.Popen(
-            cluster.hosts.inside(0, *words),
-            env=cluster.environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            preexec_fn=as_on_a_terminal,
-        )
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        self._drivers, self._errors, self._code = drivers, errors, None
+        print(json.dumps([arguments, str(errors)]), file=drivers.stdin, flush=True)
+        self.driver = psutil.Process(int(drivers.stdout.readline()))
 
-    def _read(self) -> None:
-        for line in self.driver.stderr:
-            self.said += line
+    @property
+    def said(self) -> str:
+        """The driver's errors up to now."""
+        return self._errors.read_text(encoding="utf-8", errors="replace") if self._errors.exists() else ""
+
+    @property
+    def code(self) -> int | None:
+        """The driver's exit code, None while it runs."""
+        if self._code is None and not _lives(self.driver):
+            self._code = int(self._drivers.stdout.readline())
+        return self._code
 
     def wait(self, begun: Callable[[], bool], limit_s: float) -> bool:
         """Wait until the driver has ended, or something has begun; return whether the driver still runs."""
         deadline = time.monotonic() + limit_s
-        while self.driver.poll() is None and not begun() and time.monotonic() < deadline:
+        while self.code is None and not begun() and time.monotonic() < deadline:
             time.sleep(0.05)
-        if self.driver.poll() is not None:
-            self._reader.join(10)
-        return self.driver.poll() is None
+        return self.code is None
+
+
+def _lives(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
 
 
 def server(cluster: Cluster, host: int, name: str) -> psutil.Process | None:
     """Return a server of Ray on a host, None if it has ended."""
     with suppress(psutil.Error):
         for process in psutil.Process(cluster.nodes[host].pid).children():
-            if process.name() == name and process.status() != psutil.STATUS_ZOMBIE:
+            if process.name() == name and _lives(process):
                 return process
     return None
 
@@ -144,28 +153,34 @@ FAULTS: dict[str, Callable[[Session, Fault], bool]] = {
         server(session.cluster, 0, "gcs_server"), signal.SIGSTOP, fault.lasts_s
     ),
     "the cable pulled": _partition,
-    "the driver killed": lambda session, fault: _signal(psutil.Process(session.driver.pid), signal.SIGKILL),
-    "the driver asked to end": lambda session, fault: _signal(psutil.Process(session.driver.pid), signal.SIGTERM),
+    "the driver killed": lambda session, fault: _signal(session.driver, signal.SIGKILL),
+    "the driver asked to end": lambda session, fault: _signal(session.driver, signal.SIGTERM),
     "the disk full": _full_disk,
 }
 """Carries a fault out; False if there was nothing to hit."""
 
 
 def mixed_faults(count: int, folder: Path, engine: str, chance: random.Random) -> Outcome:
-    """Let one to three faults in turn hit each run on a cluster, which is mended after each session, and resume it to its end."""
+    """Let some faults in turn hit each run on a cluster, which is mended after each session, and resume it to its end."""
     try:
         check_machine()
     except ConfigError as error:
         return Outcome(0, [str(error)])
     tried, harm, hosts = 0, list[str](), chance.randint(2, MOST_HOSTS)
-    num_stages = min(LAYERS, chance.choice([hosts, max(2, hosts - 1)]))
+    num_stages = min(LAYERS, chance.randint(2, hosts))  # the fewer, the more hosts can take over
     keys = [f"num_stages={num_stages}", *KEYS]
     whole = train("digits-cnn", *keys, engine="inline", out=folder / "whole")
-    with Hosts.made(hosts, "switch") as made, Cluster.started(made) as cluster:
+    with (
+        Hosts.made(hosts, "switch") as made,
+        Cluster.started(made) as cluster,
+        cluster.driver(str(WARM_DRIVER)) as drivers,
+        suppress(ConfigError),  # a node that does not start again ends the round
+    ):
         while tried < count and not harm:
-            faults = [_draw(chance, hosts) for _ in range(min(chance.randint(1, 3), count - tried))]
+            faults = [_draw(chance, hosts) for _ in range(min(chance.randint(1, MOST_FAULTS), count - tried))]
             with SmallDisk(folder / "disk", DISK_KIB) as disk:
-                hit, found = _run(cluster, disk, keys, faults, whole)
+                session = partial(Session, cluster, disk, drivers, folder / "errors")
+                hit, found = _run(session, disk.folder / "run", keys, faults, whole)
             tried += hit
             harm += [f"{hosts} hosts, {num_stages} stages, {'; '.join(map(str, faults))}: {one}" for one in found]
             if tried < count and not harm:
@@ -175,27 +190,29 @@ def mixed_faults(count: int, folder: Path, engine: str, chance: random.Random) -
 
 def _draw(chance: random.Random, hosts: int) -> Fault:
     name = chance.choice([*FAULTS])
-    lasts_s = chance.uniform(1, 60 if chance.random() < 0.2 else 12)
+    lasts_s = chance.uniform(1, 70 if chance.random() < 0.2 else 8)  # `timeout_s` is between
     host = chance.randrange(1 if name == "the cable pulled" else 0, hosts)
     return Fault(name, chance.random() < 0.25, round(chance.uniform(0, 6), 1), round(lasts_s, 1), host)
 
 
-def _run(cluster: Cluster, disk: SmallDisk, keys: list[str], faults: list[Fault], whole: Run) -> tuple[int, list[str]]:
+def _run(
+    begin: Callable[[list[str]], Session], out: Path, keys: list[str], faults: list[Fault], whole: Run
+) -> tuple[int, list[str]]:
     """Train through faults; return how many have hit, and the harm."""
-    out, left, hit = disk.folder / "run", list(faults), 0
+    left, hit = list(faults), 0
     for _ in range(SESSIONS):
         resume = ["--resume"] if out.exists() else []
-        session = Session(cluster, disk, [*COMMAND, *keys, "--out", str(out), *resume])
+        session = begin(["train", "digits-cnn", *keys, "--out", str(out), *resume])
         struck = _strike(session, left)
         hit += len(struck)
-        if session.wait(lambda: False, LIMIT_S):
+        if session.wait(lambda: False, SESSION_S):
             session.driver.kill()
             return hit, [f"a session does not end: {session.said[-2000:]}"]
         if found := _disorder(session, struck) + _orphans(session):
             return hit, found
-        if session.driver.returncode == 0:
+        if session.code == 0:
             break
-        _mend(cluster)
+        _mend(session.cluster)
     else:
         return hit, [f"not finished after {SESSIONS} sessions: {session.said[-1000:]}"]
     try:
@@ -213,10 +230,10 @@ def _strike(session: Session, left: list[Fault]) -> list[str]:
     """Carry out faults, taken from those that are left, until the driver ends; return the names of those that hit."""
     struck = []
     while left:
-        if not left[0].in_start and not session.wait(lambda: "\nstep " in session.said, LIMIT_S):
+        if not left[0].in_start and not session.wait(lambda: "\nstep " in session.said, SESSION_S):
             break
         due = time.monotonic() + left[0].after_s
-        if not session.wait(partial(_is_past, due), LIMIT_S):
+        if not session.wait(partial(_is_past, due), SESSION_S):
             break
         fault = left.pop(0)
         if FAULTS[fault.name](session, fault):
@@ -228,8 +245,9 @@ def _strike(session: Session, left: list[Fault]) -> list[str]:
 
 def _disorder(session: Session, struck: list[str]) -> list[str]:
     """Return the harm where a session ended otherwise than with success or a sentence that says how to go on."""
-    code, last = session.driver.returncode, (session.said.strip().splitlines() or [""])[-1]
+    code, last = session.code, (session.said.strip().splitlines() or [""])[-1]
     allowed = {0, 1}
+    allowed |= {2} if struck and last.startswith("raysim: ") and "RAY_ADDRESS" in last else set()  # before it joined
     allowed |= {143} if "the driver asked to end" in struck else set()
     allowed |= {-signal.SIGKILL} if "the driver killed" in struck else set()
     if code not in allowed or (code in (1, 143) and "o continue" not in last):

@@ -63,10 +63,10 @@ class Cluster:
         _stop([self.nodes[host] for host in hosts])
 
     @contextmanager
-    def driver(self) -> Iterator[subprocess.Popen[str]]:
-        """Run the driver of the cases on the first host, with pipes to and from it, and finally stop it."""
+    def driver(self, *words: str) -> Iterator[subprocess.Popen[str]]:
+        """Run a Python program on the first host, with pipes to and from it, and finally stop it."""
         process = subprocess.Popen(
-            self.hosts.inside(0, sys.executable, "-m", "raysim_benchmarks.hosts.driver"),
+            self.hosts.inside(0, sys.executable, *words),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -93,7 +93,7 @@ class Driver:
 @contextmanager
 def driving(hosts: Hosts) -> Iterator[Driver]:
     """Run a cluster and a driver on the hosts, and stop both."""
-    with Cluster.started(hosts) as cluster, cluster.driver() as process:
+    with Cluster.started(hosts) as cluster, cluster.driver("-m", __name__) as process:
         yield Driver(hosts, process)
 
 
