@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 
 import ray  # noqa: F401
 import torch._dynamo  # noqa: F401
-from commands import as_on_a_terminal
 
 import raysim.engine.ray
 import raysim.training.run  # noqa: F401
 from raysim.cli import main
+from raysim.signals import SIGNALS
 
 
 def forks() -> bool:
@@ -23,7 +24,8 @@ def forks() -> bool:
     for line in iter(sys.stdin.readline, ""):
         arguments, errors = json.loads(line)
         if not (process := os.fork()):
-            as_on_a_terminal()
+            for number in SIGNALS:  # as on a terminal
+                signal.signal(number, signal.SIG_DFL)
             sys.argv[1:] = arguments
             os.dup2(os.open(os.devnull, os.O_RDWR), 0)
             os.dup2(0, 1)
