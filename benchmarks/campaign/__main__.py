@@ -38,7 +38,7 @@ def main() -> int:
     options = parser.parse_args()
     rounds = read(options.record)
     if options.table:
-        print(table(rounds))
+        print(table(rounds, {*ATTACKS, *PLANS}))
         return 0
     ends, began_with = time.monotonic() + 60 * options.minutes, len(rounds)
     for name in options.only or [*ATTACKS, *PLANS]:

@@ -16,6 +16,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+from partial_orders import CONNECTS
 from power_loss import DiskLog
 
 EVENTS = {"open", "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.listdir", "os.scandir", "fcntl.flock"}
@@ -50,6 +51,8 @@ class Calls:
         if event in EVENTS:
             event = "read" if event == "open" and not _writes(arguments) else event
             self._step(event, arguments[0])
+            self._note(event, arguments)
+        elif event == CONNECTS:  # no step: sqlite's own operations are unseen
             self._note(event, arguments)
 
     def _before(self, function: Any, event: str) -> Any:

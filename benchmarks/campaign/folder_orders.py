@@ -31,7 +31,6 @@ ORDERS = {  # of two processes: what the folder holds and the first; the second
     ("half-study", "pack"): ("resume-sweep",),
     ("half-study", "report"): ("resume-sweep",),
 }
-TWICE = {("broken", "resume", "load"), ("broken", "resume", "resume")}  # both are held
 ALONE = {  # at whose operations something happens, after which they are resumed
     ("nothing", "train"),
     ("broken", "resume"),
@@ -74,12 +73,8 @@ class Verdict(NamedTuple):
 
 
 class Plans(NamedTuple):
-    """All plans, by what is done."""
+    """All plans for one process, by what is done."""
 
-    held: list[Plan]
-    """A process is held at each of its operations, while another works from its start to its end."""
-    held_twice: list[Plan]
-    """The other is held too, at each of its changes."""
     failed: list[Plan]
     """Each operation that can fail fails."""
     power: list[Plan]
@@ -94,13 +89,11 @@ def every_plan() -> Plans:
     from file_calls import CHANGES, FILLS
 
     counted = {tuple(entry["of"]): entry for entry in _ask("count")}
-    made = {pair: entry["operations"] for pair, entry in counted.items()}
-    steps = {pair: [at for at, event in enumerate(events, 1) if event in CHANGES] for pair, events in made.items()}
     failed = {
         Plan(start, first, None, at, mode): f"{start} {first} {mode} {counted[start, first]['kinds'][at - 1]}"
         for start, first in sorted(ALONE)
         for mode in FAULTS
-        for at, event in enumerate(made[start, first], 1)
+        for at, event in enumerate(counted[start, first]["operations"], 1)
         if event in (FILLS if mode.startswith("ENOSPC") else CHANGES | {"read"})
     }
     power = {
@@ -108,23 +101,7 @@ def every_plan() -> Plans:
         for start, first in sorted(ALONE)
         for at, kind in enumerate(counted[start, first]["held"])
     }
-    return Plans(
-        [
-            Plan(start, first, second, at)
-            for (start, first), others in ORDERS.items()
-            for second in others
-            for at in range(1, len(made[start, first]) + 1)
-        ],
-        [
-            Plan(start, first, second, at, then=then)
-            for start, first, second in sorted(TWICE)
-            for at in steps[start, first]
-            for then in range(1, len(made[start, second]) + 1)
-        ],
-        [*failed],
-        [*power],
-        failed | power,
-    )
+    return Plans([*failed], [*power], failed | power)
 
 
 def answers(plans: Sequence[Plan]) -> list[Verdict]:

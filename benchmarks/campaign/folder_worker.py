@@ -20,7 +20,7 @@ import pyarrow as pa
 import torch
 from file_calls import Process, kind_of
 from folder_judge import judge
-from folder_orders import ALONE, ORDERS, POWER, Plan, Verdict
+from folder_orders import ALONE, POWER, Plan, Verdict
 from folder_works import KILLED_IN, STARTS, WORKS, write_study_file
 from power_loss import Held, lay_out
 
@@ -81,8 +81,7 @@ class Worker:
         """Return the operations of a work, and the number of folders that a loss of power may leave."""
         said = Process(WORKS[first], self._copy(start), mode="list").wait() or HANGS
         assert "error" not in said, said
-        held = self.held(start, first) if (start, first) in ALONE else []
-        lost = [kind_of(f"{one.moment} {one.over}") for one in held]
+        lost = [kind_of(f"{one.moment} {one.over}") for one in self.held(start, first)]
         return {"of": [start, first], "operations": said["operations"], "kinds": said["kinds"], "held": lost}
 
     def touches(self, start: str, first: str) -> dict[str, Any]:
@@ -151,7 +150,7 @@ def main() -> None:
         asked = json.loads(line)
         if asked == "count":
             worker.make(STARTS)
-            print(json.dumps([worker.count(*pair) for pair in sorted({*ORDERS, *ALONE})]), flush=True)
+            print(json.dumps([worker.count(*pair) for pair in sorted(ALONE)]), flush=True)
         elif asked[0] == "touches":
             worker.make([asked[1]])
             print(json.dumps(worker.touches(*asked[1:])), flush=True)

@@ -8,8 +8,6 @@ from pathlib import Path
 from folder_orders import ORDERS, Plan, answers, every_plan, harms, moments
 
 FOLDER_PLANS: dict[str, Callable[[], list[Plan]]] = {
-    "two processes in a folder, one paused at a file operation": lambda: every_plan().held,
-    "two processes in a folder, both paused": lambda: every_plan().held_twice,
     "file operation failed, or the disk full from then on": lambda: every_plan().failed,
     "loss of power at a file operation": lambda: every_plan().power,
 }
@@ -27,13 +25,8 @@ def carry_out(plans: Sequence[Plan], folder: Path) -> list[str]:
 
 
 def pairs() -> list[tuple[str, str, str]]:
-    """Return what a folder holds and two processes in it; without sweeps, whose database writes unseen."""
-    return [
-        (start, first, second)
-        for (start, first), others in ORDERS.items()
-        for second in others
-        if "study" not in start and "sweep" not in first
-    ]
+    """Return what a folder holds and two processes in it."""
+    return [(start, first, second) for (start, first), others in ORDERS.items() for second in others]
 
 
 def reduced(some: Sequence[tuple[str, str, str]], folder: Path) -> list[str]:

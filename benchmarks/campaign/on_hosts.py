@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -171,6 +172,7 @@ def mixed_faults(count: int, folder: Path, engine: str, chance: random.Random) -
     keys = [f"num_stages={num_stages}", *KEYS]
     whole = train("digits-cnn", *keys, engine="inline", out=folder / "whole")
     with (
+        SmallDisk(folder / "disk", DISK_KIB) as disk,  # drivers see no later mount
         Hosts.made(hosts, "switch") as made,
         Cluster.started(made) as cluster,
         cluster.driver(str(WARM_DRIVER)) as drivers,
@@ -178,9 +180,9 @@ def mixed_faults(count: int, folder: Path, engine: str, chance: random.Random) -
     ):
         while tried < count and not harm:
             faults = [_draw(chance, hosts) for _ in range(min(chance.randint(1, MOST_FAULTS), count - tried))]
-            with SmallDisk(folder / "disk", DISK_KIB) as disk:
-                session = partial(Session, cluster, disk, drivers, folder / "errors")
-                hit, found = _run(session, disk.folder / "run", keys, faults, whole)
+            session = partial(Session, cluster, disk, drivers, folder / "errors")
+            hit, found = _run(session, disk.folder / "run", keys, faults, whole)
+            shutil.rmtree(disk.folder / "run", ignore_errors=True)
             tried += hit
             harm += [f"{hosts} hosts, {num_stages} stages, {'; '.join(map(str, faults))}: {one}" for one in found]
             if tried < count and not harm:

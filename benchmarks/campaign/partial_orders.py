@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 READS = ("stat", "read")
 LISTS = ("os.listdir", "os.scandir")
+CONNECTS = "sqlite3.connect"
 
 Result = TypeVar("Result")
 
@@ -45,11 +46,16 @@ def together(steps: Iterable[Step]) -> Step:
 
 
 def steps_of(touched: Iterable[Sequence[Any]], count: int) -> list[Step]:
-    """Return the steps of a process with so many operations, from what `file_calls.Calls` has noted."""
+    """Return the steps of a process with so many operations, from what `file_calls.Calls` has noted.
+
+    Each step after a connection to a database may write to it; the name of its journal comes and goes between steps.
+    """
     steps = [Step() for _ in range(count)]
     for number, event, *names in touched:
         if number:
             steps[number - 1] = together([steps[number - 1], Step.of(event, *names)])
+        for later in range(number, count if event == CONNECTS else 0):
+            steps[later] = together([steps[later], Step(writes=frozenset(names))])
     return steps
 
 

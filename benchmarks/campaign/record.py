@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,8 +57,8 @@ def row(rounds: Iterable[Round], attack: str) -> str:
     return f"| {attack} | {last.whole:,} | {tried(own, attack):,} | {harm} | {last.date} |"
 
 
-def table(rounds: Iterable[Round]) -> str:
-    """Return the table of a campaign: a row for each attack."""
-    kept = list(rounds)
+def table(rounds: Iterable[Round], attacks: Container[str]) -> str:
+    """Return the table of a campaign: a row for each of the attacks that was tried."""
+    kept = [each for each in rounds if each.attack in attacks]
     head = "| attack | in a whole campaign | tried | failures | last tried |\n|---|---|---|---|---|"
     return "\n".join([head, *(row(kept, attack) for attack in dict.fromkeys(each.attack for each in kept))])

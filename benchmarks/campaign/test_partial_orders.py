@@ -1,12 +1,13 @@
 """Partial-order reduction covers what enumeration covers: the same end for each moment, from fewer runs."""
 
+import sqlite3
 from pathlib import Path
 
 import pytest
 from file_calls import Process
 from hypothesis import given
 from hypothesis import strategies as st
-from partial_orders import Step, covered, steps_of, together
+from partial_orders import CONNECTS, Step, covered, steps_of, together
 
 from raysim.storage.files import FolderLock, is_locked, write_whole
 
@@ -84,11 +85,19 @@ def test_steps_on_a_folder_and_on_what_is_in_it_do_not_commute():
         assert one.commutes(other) is other.commutes(one) is apart
 
 
+def test_steps_after_a_connection_to_a_database_may_write_to_it():
+    touched = [(1, "read", "run/a"), (2, CONNECTS, "run/b.db"), (3, "read", "run/a")]
+    steps = steps_of(touched, 4)
+    assert [step.commutes(Step.of(CONNECTS, "run/b.db")) for step in steps] == [True, False, False, False]
+    assert [step.commutes(Step.of("os.listdir", "run")) for step in steps] == [True, False, True, True]
+
+
 def write():
     lock = FolderLock(Path("run"))
     lock.acquire()
     for name in ("a", "b", "c"):
         write_whole(Path("run", name), name.encode())
+    sqlite3.connect("run/d").close()
     Path("run", "a").unlink()
     lock.release()
     return {}
@@ -121,6 +130,7 @@ def test_processes_that_are_held_end_as_the_ones_that_stand_for_them(tmp_path):
             left,
         )
 
+    assert [each[1:] for each in alone["touched"] if each[1] == CONNECTS] == [[CONNECTS, "run/d"]]
     count = len(alone["operations"])
     every = {moment: hold(moment)[1] for moment in range(count)}
     held.clear()
