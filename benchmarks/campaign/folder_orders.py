@@ -105,8 +105,8 @@ def every_plan() -> Plans:
 
 
 def answers(plans: Sequence[Plan]) -> list[Verdict]:
-    """Carry out plans, each from its own start; raises ValueError if the worker fails."""
-    return [Verdict(**_ask(plan)) for plan in plans]
+    """Carry out plans in parallel, each from its own start; raises ValueError if the worker fails."""
+    return [Verdict(**verdict) for verdict in _ask(plans)]
 
 
 def moments(start: str, first: str, second: str) -> dict[Plan, Verdict]:

@@ -1,7 +1,7 @@
-"""Carries out plans of `folder_orders`: `python folder_worker.py FOLDER`, a plan in JSON a line; so is each verdict.
+"""Carries out plans of `folder_orders`: `python folder_worker.py FOLDER`, plans in JSON a line; so are their verdicts.
 
 A line `"count"` asks for the operations of each process instead. Every process is forked from this one, which has done each work
-once: nothing is imported or compiled any more, and a plan takes a second of a CPU.
+once: nothing is imported or compiled any more, and a plan takes a second of a CPU. Plans in one line are carried out in parallel.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -91,9 +93,12 @@ class Worker:
         return {"operations": said["operations"], "touched": said["touched"]}
 
     def _copy(self, start: str) -> Path:
-        home = self.folder / "case"
-        shutil.rmtree(home, ignore_errors=True)
-        return Path(shutil.copytree(self.folder / start, home))
+        shutil.rmtree(self._home, ignore_errors=True)
+        return Path(shutil.copytree(self.folder / start, self._home))
+
+    @property
+    def _home(self) -> Path:
+        return self.folder / f"case-{os.getpid()}"
 
     def carry_out(self, plan: Plan) -> Verdict:
         """Carry out a plan in a copy of its start, and judge what came of it."""
@@ -124,18 +129,30 @@ class Worker:
         folders = self.held(plan.start, plan.first)
         if plan.at >= len(folders):
             return Verdict(0, False, None, [])
-        home, held = self.folder / "case", folders[plan.at]
-        shutil.rmtree(home, ignore_errors=True)
-        lay_out(held.tree, self.kept, home)
+        held = folders[plan.at]
+        shutil.rmtree(self._home, ignore_errors=True)
+        lay_out(held.tree, self.kept, self._home)
         return self._judged(plan, [{"status": "finished"}] if held.over else [], held.moment, 0)
 
     def _judged(self, plan: Plan, outcomes: list[dict[str, Any]], where: str, calls: int) -> Verdict:
         works = [plan.first, plan.second]
         study = any("sweep" in work or work == "confirm" for work in works if work)
-        home = self.folder / "case"
-        judged = Process(lambda: judge(outcomes, works, plan.mode, study=study), home).wait() or HANGS
+        judged = Process(lambda: judge(outcomes, works, plan.mode, study=study), self._home).wait() or HANGS
         harm = judged.get("harm", judged.get("error"))
         return Verdict(calls, bool(where), harm and f"{harm} ({where})", outcomes)
+
+
+def carry_out(worker: Worker, plans: Sequence[Plan]) -> list[Verdict]:
+    """Carry out plans in parallel, each in a process that is forked from this one once their starts are made."""
+    for plan in plans:
+        worker.make([plan.start])
+        if plan.mode == POWER:
+            worker.held(plan.start, plan.first)
+    with ProcessPoolExecutor(os.cpu_count(), get_context("fork")) as pool:
+        verdicts = list(pool.map(worker.carry_out, plans))
+    for home in worker.folder.glob("case-*"):
+        shutil.rmtree(home)
+    return verdicts
 
 
 def main() -> None:
@@ -155,9 +172,8 @@ def main() -> None:
             worker.make([asked[1]])
             print(json.dumps(worker.touches(*asked[1:])), flush=True)
         else:
-            plan = Plan(*asked)
-            worker.make([plan.start])
-            print(json.dumps(worker.carry_out(plan)._asdict()), flush=True)
+            verdicts = carry_out(worker, [Plan(*plan) for plan in asked])
+            print(json.dumps([verdict._asdict() for verdict in verdicts]), flush=True)
 
 
 if __name__ == "__main__":

@@ -24,9 +24,10 @@ def carry_out(plans: Sequence[Plan], folder: Path) -> list[str]:
     return harms(plans, answers(plans))
 
 
-def pairs() -> list[tuple[str, str, str]]:
-    """Return what a folder holds and two processes in it."""
-    return [(start, first, second) for (start, first), others in ORDERS.items() for second in others]
+def pairs(*, study: bool) -> list[tuple[str, str, str]]:
+    """Return what a folder of a run or a study holds, and two processes in it."""
+    every = [(start, first, second) for (start, first), others in ORDERS.items() for second in others]
+    return [pair for pair in every if any("study" in word or "sweep" in word for word in pair) is study]
 
 
 def reduced(some: Sequence[tuple[str, str, str]], folder: Path) -> list[str]:

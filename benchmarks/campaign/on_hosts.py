@@ -44,13 +44,14 @@ class Session:
     ) -> None:
         self.cluster, self.disk = cluster, disk
         self._drivers, self._errors, self._code = drivers, errors, None
+        errors.write_text("")
         print(json.dumps([arguments, str(errors)]), file=drivers.stdin, flush=True)
         self.driver = psutil.Process(int(drivers.stdout.readline()))
 
     @property
     def said(self) -> str:
         """The driver's errors up to now."""
-        return self._errors.read_text(encoding="utf-8", errors="replace") if self._errors.exists() else ""
+        return self._errors.read_text(encoding="utf-8", errors="replace")
 
     @property
     def code(self) -> int | None:

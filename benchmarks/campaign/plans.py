@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +26,8 @@ class Planned(NamedTuple):
 
 PLANS: dict[str, Planned] = {
     **{name: Planned(every, carry_out, 20, kind) for name, every in FOLDER_PLANS.items()},
-    "two processes in a folder, one paused": Planned(pairs, reduced, 1),
+    "two processes in a folder, one paused": Planned(partial(pairs, study=False), reduced, 1),
+    "two processes in a study's folder, one paused": Planned(partial(pairs, study=True), reduced, 1),
     "a process of a run's Ray hit": Planned(run_blows, strike_runs, 4),
     "a process of a sweep's Ray hit": Planned(sweep_blows, strike_sweeps, 2),
     "a command in a container": Planned(contained, in_containers, 4),

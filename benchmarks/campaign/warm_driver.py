@@ -29,7 +29,7 @@ def forks() -> bool:
             sys.argv[1:] = arguments
             os.dup2(os.open(os.devnull, os.O_RDWR), 0)
             os.dup2(0, 1)
-            os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+            os.dup2(os.open(errors, os.O_WRONLY), 2)
             return True
         print(process, flush=True)
         print(os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]), flush=True)

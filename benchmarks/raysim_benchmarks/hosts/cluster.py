@@ -87,7 +87,8 @@ class Cluster:
         where.append(f"--system-config={setting}")
         if host:
             where = [f"--address={self.hosts.address(0)}:{PORT}"]
-        words = [*_ray(), "start", "--block", f"--node-ip-address={self.hosts.address(host)}", "--num-cpus=1", *where]
+        where += ["--include-log-monitor=false", f"--node-ip-address={self.hosts.address(host)}", "--num-cpus=1"]
+        words = [*_ray(), "start", "--block", *where]
         log = self._folder / f"node-{host}.log"
         with log.open("wb") as output:
             node = subprocess.Popen(
