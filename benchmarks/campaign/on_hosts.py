@@ -25,9 +25,9 @@ from raysim.config import ConfigError
 from raysim.records import Run
 from raysim.training.train import train
 
-KEYS = ["steps=100", "checkpoint_every_steps=10", "evaluate_every_steps=50", "forward=EF21(TopK(0.2))", "timeout_s=60"]
+KEYS = ["steps=60", "checkpoint_every_steps=10", "evaluate_every_steps=30", "forward=EF21(TopK(0.2))", "timeout_s=60"]
 LAYERS = 7  # of digits-cnn
-MOST_FAULTS = 8  # of a run
+FEWEST_FAULTS, MOST_FAULTS = 4, 10  # of a run
 SESSIONS = 3 + MOST_FAULTS  # after which a run must have finished
 SESSION_S = 900.0  # of a session, on a busy machine
 GONE_S = 60.0  # within which no stage may be left
@@ -180,7 +180,9 @@ def mixed_faults(count: int, folder: Path, engine: str, chance: random.Random) -
         suppress(ConfigError),  # a node that does not start again ends the round
     ):
         while tried < count and not harm:
-            faults = [_draw(chance, hosts) for _ in range(min(chance.randint(1, MOST_FAULTS), count - tried))]
+            faults = [
+                _draw(chance, hosts) for _ in range(min(chance.randint(FEWEST_FAULTS, MOST_FAULTS), count - tried))
+            ]
             session = partial(Session, cluster, disk, drivers, folder / "errors")
             hit, found = _run(session, disk.folder / "run", keys, faults, whole)
             shutil.rmtree(disk.folder / "run", ignore_errors=True)
@@ -195,7 +197,7 @@ def _draw(chance: random.Random, hosts: int) -> Fault:
     name = chance.choice([*FAULTS])
     lasts_s = chance.uniform(1, 70 if chance.random() < 0.2 else 8)  # `timeout_s` is between
     host = chance.randrange(1 if name == "the cable pulled" else 0, hosts)
-    return Fault(name, chance.random() < 0.25, round(chance.uniform(0, 6), 1), round(lasts_s, 1), host)
+    return Fault(name, chance.random() < 0.4, round(chance.uniform(0, 6), 1), round(lasts_s, 1), host)
 
 
 def _run(
