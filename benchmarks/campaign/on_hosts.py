@@ -43,7 +43,8 @@ class Session:
         self, cluster: Cluster, disk: SmallDisk, drivers: subprocess.Popen[str], errors: Path, arguments: list[str]
     ) -> None:
         self.cluster, self.disk = cluster, disk
-        self._drivers, self._errors, self._code = drivers, errors, None
+        self._drivers, self._errors = drivers, errors
+        self._code: int | None = None
         errors.write_text("")
         print(json.dumps([arguments, str(errors)]), file=drivers.stdin, flush=True)
         self.driver = psutil.Process(int(drivers.stdout.readline()))
