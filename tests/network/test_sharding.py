@@ -87,17 +87,6 @@ def test_action_time_is_sum_of_events_and_at_least_compute_and_wire(
     assert float(chain_s(compute, gathers, scatters, quiet + 1, prefetch)) >= found
 
 
-def test_units_that_wait_by_hand() -> None:
-    """Two units of 3 s of compute, gathers of 2 s, scatters of 1 s."""
-    compute, gather, scatter, quiet = np.full(2, 3.0), np.full(2, 2.0), np.full(2, 1.0), np.zeros(2)
-    assert float(chain_s(compute, gather, None, quiet, 0)) == 2 + 3 + 2 + 3
-    assert float(chain_s(compute, gather, None, quiet, 1)) == 2 + 3 + 3
-    assert float(chain_s(compute, gather, scatter, quiet, 1)) == 2 + 3 + 3 + 1
-    assert (
-        float(chain_s(compute, gather, scatter, quiet, 0)) == 2 + 3 + 1 + 2 + 3 + 1
-    )  # the second gather waits for a scatter
-
-
 @pytest.mark.parametrize("reshard_after", RESHARDS)
 @pytest.mark.parametrize(("shards", "replicas"), [(4, 4), (2, 4), (1, 4), (3, 6), (1, 1)])
 def test_sharded_bytes_have_closed_form_and_bound_step(reshard_after: str, shards: int, replicas: int) -> None:
