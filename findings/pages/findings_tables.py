@@ -100,7 +100,11 @@ def _side_by_side(compared: Sequence[ComparedRuns], judged: pd.DataFrame, sent: 
             cells[str(setting)] = f"{harm}{interval}{'' if word == 'undecided' else f', {word}'}"
         name = context.quality.name
         columns.append(cells | {"dense": f"{name} {reference[f'{name}_on'].mean():.4g}"})
-    head = ["setting", "fewer bytes", *(f"`{names[context.label]}`" for context in compared)]
+    head = [
+        "setting",
+        "fewer bytes",
+        *(f"`{names[context.label]}`" if names[context.label] else "base" for context in compared),
+    ]
     lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|"]
     least = judged.groupby("setting")["harm"].min()
     for setting in ["dense", *least.sort_values().index]:
