@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any, cast
 from raysim.analysis.report.gather import gather
 from raysim.analysis.report.reuse import adoption
 from raysim.analysis.report.words import GAIN, against_dense, answer_for, speedup
-from raysim.forecast.bandwidth import Parts
 from raysim.forecast.fleet import Setting
 from raysim.forecast.gains import Alternative
 from raysim.network.prices import PAYS, times
 from raysim.network.profile import Profile
+from raysim.network.timed_step import Parts
 from raysim.network.topology import Network
 from raysim.screening.screen import words
 from raysim.sweeps.budget import duration

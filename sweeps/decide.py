@@ -28,13 +28,13 @@ from pydantic import (
 
 from raysim.config import ConfigError, RunConfig, make_config
 from raysim.config.reading import first_error
-from raysim.forecast.bandwidth import Parts
 from raysim.forecast.compute import datasheet_profile, record_profile
 from raysim.forecast.fleet import SAME, Setting
 from raysim.forecast.forecast import Forecast, forecast
-from raysim.forecast.gains import Alternative, coded, forecast_parts, limit, other_ways, priced
+from raysim.forecast.gains import Alternative, coded, limit, other_ways, priced
 from raysim.network.costs import FleetCosts
 from raysim.network.prices import PAYS, times
+from raysim.network.timed_step import Parts
 from raysim.network.topology import Network
 from raysim.notation import InputError
 from raysim.pipeline.plan import Plan
@@ -198,7 +198,7 @@ class DecisionState(BaseModel):
                 )
             settings = every(config.stages, config.num_replicas, config.steps, question.tried, tied=bool(dense.tied))
             self.dense_s, self.limit = dense.step_s(question.network), limit(dense, question.network)
-            self.parts = forecast_parts(dense, question.network)
+            self.parts = dense.timed().parts(question.network)
             if question.costs is not None:
                 self.money = question.costs.sentence(dense.expected(question.costs, question.network))
             self.candidates = self._priced(settings, dense)

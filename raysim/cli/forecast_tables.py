@@ -259,7 +259,7 @@ def forecast_figures(plan: Forecast, networks: Sequence[Network]) -> dict[str, A
             row |= {"step_low_s": bounds[0], "step_high_s": bounds[1]}
         if len(plan.endings) > 1:
             row["quiet_step_s"] = plan.simulate(network, ending=len(plan.endings) - 1).step_s
-            row["exchange_step_s"] = plan.ending_s(network, 0)
+            row["exchange_step_s"] = float(plan.timed().seconds([network])[0, 0])
         row["run_s"] = plan.run_s(network)
     return {
         "name": plan.config.name,

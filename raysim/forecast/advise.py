@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from raysim.forecast.bandwidth import LEVELS, Needed, Parts, free_s, needed, parts_of
+from raysim.forecast.bandwidth import LEVELS, Needed, free_s, needed
 from raysim.forecast.evidence import TRANSFORMER, UNKNOWN, Known, known
 from raysim.forecast.fleet import SAME, HostLayout, Proposal, Setting
 from raysim.forecast.job import STATE_BYTES, Job
@@ -14,6 +14,7 @@ from raysim.network.costs import Expected, FleetCosts
 from raysim.network.presets import DEVICES
 from raysim.network.prices import MODEL_ERROR, NINE_TENTHS, PAYS
 from raysim.network.sharding import FSDP
+from raysim.network.timed_step import Parts
 from raysim.network.topology import Network
 from raysim.notation import InputError
 from raysim.schedules.families import ZBV, OneFOneB, Schedule
@@ -292,8 +293,9 @@ def _row(job: Job, way: Proposal, template: Network, networks: Sequence[Network]
 
 
 def _on(job: Job, way: Proposal, network: Network, costs: FleetCosts | None) -> OnNetwork:
-    parts = parts_of(job, way, network)
-    step, free = sum(parts), free_s(job, way.layout)
+    timed, free = job.step(way), free_s(job, way.layout)
+    parts = timed.parts(network, free)
+    step = sum(parts)
     error = NINE_TENTHS * MODEL_ERROR * (parts.links + parts.tied + parts.averaging + parts.latency)
     return OnNetwork(
         network=network,
@@ -303,5 +305,5 @@ def _on(job: Job, way: Proposal, network: Network, costs: FleetCosts | None) -> 
         high=free / (step - error),
         samples_per_s=job.batch / step,
         parts=parts,
-        expected=None if costs is None else job.expected(way, costs, network, step),
+        expected=None if costs is None else timed.expected(costs, network, gpus=job.fleet.gpus),
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from raysim.forecast.advise import Advice
-from raysim.forecast.bandwidth import LEVELS, Needed, free_s, steps_s
+from raysim.forecast.bandwidth import LEVELS, Needed, free_s
 from raysim.forecast.fleet import SAME, Proposal
 from raysim.forecast.job import STATE_BYTES
 from raysim.network.topology import Network
@@ -211,7 +211,7 @@ def draw(advice: Advice, path: Path) -> None:
     axes = figure.subplots()
     for row in rows:
         job = advice.job.scheduled(row.way.schedule)
-        shares = free_s(job, row.way.layout) / steps_s(job, row.way, networks)
+        shares = free_s(job, row.way.layout) / job.step(row.way).steps_s(networks)
         axes.plot(
             axis / 1e9,
             100 * shares,

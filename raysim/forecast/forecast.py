@@ -18,7 +18,7 @@ from raysim.forecast.compute import EFFICIENCY, cuts_backward, datasheet_profile
 from raysim.forecast.link_costs import LinkCost, link_costs, packets_profile
 from raysim.forecast.replica_costs import ReplicaCost, endings_of, replica_costs, tied_costs
 from raysim.forecast.structure import data_of, structure_of
-from raysim.network.costs import Expected, FleetCosts, expected_step
+from raysim.network.costs import Expected, FleetCosts
 from raysim.network.memory import StageMemory
 from raysim.network.presets import CODEC_PASSES, DEVICES
 from raysim.network.prices import averaging_words, bounds_with_model_error, mean_bounds
@@ -101,21 +101,24 @@ class Forecast:
 
     def simulate(self, network: Network, *, ending: int = 0) -> Timeline:
         """Return the timeline of a steady step that waits for the exchange of one of `endings`."""
-        return self.timed(ending=ending).simulate(network)
+        return replace(self.timed(), averaging_delay=0).simulate(network, ending)
 
-    def timed(self, *, first: bool = False, ending: int = 0) -> TimedStep:
-        """Return a steady step, or one of first visits, with one of `endings`."""
+    def timed(self, *, first: bool = False) -> TimedStep:
+        """Return a steady step, or one of first visits, with a kind for each of `endings`."""
+        costs = self.first if first else self.steady
         return TimedStep(
-            (self.first if first else self.steady).with_exchange_of(self.endings[ending][1]),
+            [(share, costs.with_exchange_of(each)) for share, each in self.endings],
             self.schedule,
             self.config.num_microbatches,
             self.config.num_replicas,
+            averaging_delay=self.exchange_delay,
+            interval=self.config.exchange_interval,
             placement=self.placement,
         )
 
     def step_s(self, network: Network, *, first: bool = False) -> float:
-        """Return the mean seconds of a step over its endings."""
-        return sum(share * self.ending_s(network, i, first=first) for i, (share, _) in enumerate(self.endings))
+        """Return the mean seconds of a step over its endings; later steps may hide part of an exchange."""
+        return self.timed(first=first).step_s(network)
 
     def step_bounds_s(self, network: Network) -> tuple[float, float] | None:
         """Return the 90 % interval of `step_s` from the spread of recorded steps; None with fewer than two.
@@ -128,17 +131,9 @@ class Forecast:
         low, high = (replace(self, steady=self.steady.at_pace(pace)).step_s(network) for pace in paces)
         return bounds_with_model_error(self.step_s(network), (low, high), self.step_s(FREE))
 
-    def ending_s(self, network: Network, ending: int, *, first: bool = False) -> float:
-        """Return the seconds of a step with one of `endings`; later steps may hide part of its exchange."""
-        step = self.timed(first=first, ending=ending)
-        interval = self.config.exchange_interval
-        return replace(step, averaging_delay=self.exchange_delay, interval=interval).step_s(network)
-
     def expected(self, costs: FleetCosts, network: Network) -> Expected:
         """Return a mean step with the churn and money of `costs`."""
-        kinds = [(share, self.simulate(network, ending=i)) for i, (share, _) in enumerate(self.endings)]
-        period = self.config.exchange_interval if self.config.num_replicas > 1 else 1.0
-        return expected_step(costs, self.step_s(network), kinds, period=period)
+        return self.timed().expected(costs, network)
 
     def run_s(self, network: Network) -> float:
         """Return the seconds of all training steps, without evaluations and checkpoints."""

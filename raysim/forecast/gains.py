@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from raysim.config import RunConfig
-from raysim.forecast.bandwidth import Parts
 from raysim.forecast.fleet import SAME, Setting
 from raysim.forecast.forecast import Forecast, forecast
 from raysim.forecast.link_costs import LinkCost, link_costs, packets_profile
@@ -19,7 +18,7 @@ from raysim.network.collectives import EXCHANGES
 from raysim.network.costs import Expected, FleetCosts
 from raysim.network.presets import DEVICES
 from raysim.network.prices import without_exchange
-from raysim.network.topology import FREE, Network
+from raysim.network.topology import Network
 
 FASTEST = max(DEVICES, key=lambda name: DEVICES[name].peak_flops)
 """A device faster than any other, of which a measured speed is a share."""
@@ -58,18 +57,6 @@ def silent(plan: Forecast) -> dict[str, Forecast]:
     for name, direction in (("tied parameters", EXCHANGES[1]), ("replica gradients", EXCHANGES[0])):
         left[name] = replace(plan, endings=[(share, without_exchange(each, direction)) for share, each in plan.endings])
     return left
-
-
-def forecast_parts(plan: Forecast, network: Network) -> Parts:
-    """Split a dense step into causes, by removing latency, then all bytes, then the schedule's idle time."""
-    instant = network.without_latency
-    step_s, prompt_s, free_s = (plan.step_s(each) for each in (network, instant, FREE))
-    saved = {name: max(prompt_s - other.step_s(instant), 0.0) for name, other in silent(plan).items()}
-    sent_s, removed = prompt_s - free_s, sum(saved.values())
-    links, tied, averaging = (sent_s * each / removed if removed else 0.0 for each in saved.values())
-    busy = [worker.compute_s for worker in plan.simulate(FREE).workers()]
-    compute = sum(busy) / len(busy)
-    return Parts(compute, free_s - compute, 0.0, links, tied, averaging, step_s - prompt_s)
 
 
 def limit(plan: Forecast, network: Network) -> float:

@@ -15,11 +15,9 @@ from raysim.forecast.replica_costs import tied_transfers
 from raysim.forecast.shapes import ModelShape, StageCost
 from raysim.forecast.structure import RecipeModel
 from raysim.network.collectives import Transfers
-from raysim.network.costs import Expected, FleetCosts, expected_step
 from raysim.network.profile import Profile
 from raysim.network.sharding import Sharded, Units
 from raysim.network.timed_step import TimedStep
-from raysim.network.topology import Network
 from raysim.network.transport import DDP, Averaging, Transport
 from raysim.notation import InputError
 from raysim.replication.method import ReplicaMethod
@@ -85,18 +83,6 @@ class Job:
         )
 
     @lru_cache(maxsize=64)  # noqa: B019  a job lives as long as its command
-    def fewest_microbatches(self, layout: HostLayout) -> int:
-        """Return 1, or if the schedule accepts no single microbatch, one for each worker or all; raises InputError."""
-        count = self.num_microbatches(layout)
-        for few in (1, layout.workers):
-            try:
-                make_table(self.schedule, self.num_stages(layout), few)
-                return few
-            except ValueError:
-                continue
-        return count
-
-    @lru_cache(maxsize=64)  # noqa: B019
     def stages(self, layout: HostLayout) -> tuple[StageCost, ...]:
         """Return the costs of a microbatch at each stage."""
         return tuple(self.model.stages(self.num_stages(layout), self.microbatch))
@@ -186,27 +172,24 @@ class Job:
         """Bytes of a gathered parameter."""
         return 4 if self.dtype == "float32" else 2
 
-    def timed(self, way: Proposal, profile: Profile, count: int) -> TimedStep:
-        """Return a step of `count` microbatches at these costs, ready to be simulated on any network."""
-        sharded = None if way.layout.sharding is None else self.sharded(way)
-        return TimedStep(profile, self.schedule, count, way.layout.replicas, sharded)
-
-    def expected(self, way: Proposal, costs: FleetCosts, network: Network, step_s: float) -> Expected:
-        """Return a step of `step_s` seconds with the churn and money of `costs`."""
-        count, kinds = self.num_microbatches(way.layout), self.mixture(way)
-        steps = [(share, self.timed(way, profile, count)) for share, profile in kinds]
-        exchanging = sum(share for share, _ in self.exchanges(way))
-        return expected_step(
-            costs,
-            step_s,
-            [(share, step.simulate(network)) for share, step in steps],
-            period=1 / exchanging if exchanging else 1.0,
-            gpus=self.fleet.gpus,
-            sharded_bytes=steps[0][1].sharded_bytes(network),
+    @lru_cache(maxsize=256)  # noqa: B019
+    def step(self, way: Proposal) -> TimedStep:
+        """Return a way's step, ready to be simulated on any network."""
+        kinds, lag, quiet = self._kinds(way), 0, len(self.profile(way).transfers)
+        exchanging = sum(share for share, each in kinds if len(each.transfers) > quiet)
+        if way.layout.groups > 1 and way.method != SAME:
+            lag = method_of(way.method).steps_under_way
+        return TimedStep(
+            kinds,
+            self.schedule,
+            self.num_microbatches(way.layout),
+            way.layout.replicas,
+            None if way.layout.sharding is None else self.sharded(way),
+            averaging_delay=lag,
+            interval=1 / exchanging if exchanging else 1.0,
         )
 
-    @lru_cache(maxsize=256)  # noqa: B019
-    def mixture(self, way: Proposal) -> list[tuple[float, Profile]]:
+    def _kinds(self, way: Proposal) -> list[tuple[float, Profile]]:
         """Return a way's kinds of step by exchange of replicas, each with its share of all steps."""
         profile, replicas = self.profile(way), way.layout.groups
         shards = way.layout.replicas // replicas
@@ -232,21 +215,6 @@ class Job:
             kinds.append((exchanges[0].share, replace(profile, **costs)))
         rest = 1.0 - sum(share for share, _ in kinds)
         return [*kinds, (rest, profile)] if rest > 1e-9 else kinds
-
-    def exchanges(self, way: Proposal) -> list[tuple[float, Profile]]:
-        """Return the kinds of step of `mixture` in which replicas exchange something."""
-        quiet = len(self.profile(way).transfers)
-        return [(share, each) for share, each in self.mixture(way) if len(each.transfers) > quiet]
-
-    def steps_under_way(self, way: Proposal) -> int:
-        """Return the maximum number of steps by which an exchange of replicas may lag behind training."""
-        return 0 if way.layout.groups == 1 or way.method == SAME else method_of(way.method).steps_under_way
-
-    def compute_s(self, layout: HostLayout) -> float:
-        """Return the compute seconds of a step, averaged over hosts."""
-        stages = self.stages(layout)
-        flops = (4 if self.recompute else 3) * sum(stage.forward_flops for stage in stages)
-        return self.num_microbatches(layout) * flops / (self.fleet.flops * self.efficiency) / layout.workers
 
     def memory_bytes(self, way: Proposal) -> float:
         """Return the memory of the fullest host."""

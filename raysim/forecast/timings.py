@@ -229,7 +229,7 @@ def timed_step(
             profile = profile.split_backward(weight_share)
         replicas = num_replicas if num_replicas is not None else profile.num_replicas
         delay = check_integer("averaging_delay", averaging_delay, 0)
-        return TimedStep(profile, rows, count, replicas, averaging_delay=delay)
+        return TimedStep([(1.0, profile)], rows, count, replicas, averaging_delay=delay)
     except ValueError as error:
         raise error if isinstance(error, InputError) else InputError(str(error)) from None
 

@@ -131,6 +131,7 @@ class ActionTable(NamedTuple):
         return whole
 
 
+@lru_cache(maxsize=8)
 def make_table(schedule: Schedule, num_stages: int, num_microbatches: int) -> ActionTable:
     """Return the rows of a schedule as arrays; raises ValueError naming the blocked action if they deadlock."""
     owner = schedule.workers(num_stages)

@@ -54,7 +54,7 @@ class Clock:
             return seconds
         config = self.plan.config
         return TimedStep(
-            self.profile(reports),
+            [(1.0, self.profile(reports))],
             config.executed_schedule,
             config.num_microbatches,
             config.num_replicas,

@@ -41,7 +41,7 @@ def test_clock_and_forecast_agree_on_every_step_of_a_period(small, method) -> No
     clock, reports = clocked(config, 6)
     seconds = [clock.step_s(each, 0.0) for each in reports]
     shares = [share * 6 for share, _ in planned.endings]
-    expected = [planned.ending_s(network, place) for place, count in enumerate(shares) for _ in range(round(count))]
+    expected = np.repeat(planned.timed().seconds([network])[0], np.round(shares).astype(int))
     assert sum(shares) == pytest.approx(6)
     np.testing.assert_allclose(sorted(seconds), sorted(expected), rtol=1e-9)
     assert planned.step_s(network) == pytest.approx(np.mean(seconds), rel=1e-9)
@@ -56,7 +56,7 @@ def test_following_steps_hide_an_exchange_as_far_as_they_last(small) -> None:
                 **{**TWO, "clock": network}, replica_gradient=f"StreamingDiLoCo(6, fragments=1, delay={delay})"
             )
             planned = forecast(config, device="T4")
-            prices[delay] = [planned.ending_s(parse_network(network), place) for place in range(2)]
+            prices[delay] = planned.timed().seconds([parse_network(network)])[0]
             codec_s = float(planned.endings[0][1].method_s.max())
         whole, quiet = prices[0]
         for delay in (1, 3):

@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 from messages import explicit
-from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 from raysim.cli import app
 from raysim.config import read_config
 from raysim.forecast.advise import advise
 from raysim.forecast.answer import answer, percent
-from raysim.forecast.bandwidth import LEVELS, free_s, needed, parts_of, steps_s
+from raysim.forecast.bandwidth import LEVELS, free_s, needed
 from raysim.forecast.fleet import Fleet, HostLayout, Proposal, Setting
 from raysim.forecast.inputs import make_job, parse_setting
 from raysim.forecast.job import GRADIENT_BYTES, Job
@@ -31,11 +30,10 @@ from raysim.forecast.structure import RecipeModel
 from raysim.forecast.study import write_study
 from raysim.network.costs import FleetCosts
 from raysim.network.presets import parse_network
-from raysim.network.profile import Profile
 from raysim.network.sharding import FSDP
 from raysim.network.simulate import step_seconds
 from raysim.network.topology import FREE, Network
-from raysim.network.transport import BARE, NCCL
+from raysim.network.transport import BARE, NCCL, RAY
 from raysim.notation import InputError
 from raysim.schedules import parse_schedule
 from raysim.schedules.families import ZBV
@@ -135,25 +133,18 @@ WAYS = [
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("GPipe", "Interleaved1F1B(2)")),
     ],
 )
-def test_a_step_is_that_of_all_replicas_simulated_together(way: Proposal, schedule: str) -> None:
+def test_steps_on_many_networks_are_those_of_their_timelines(way: Proposal, schedule: str) -> None:
+    networks = [*(parse_network(f"{100 * (i + 1)}mbps+1ms") for i in range(65)), FREE]
+    shown = networks[::13]
+    for transport in (NCCL, RAY):  # whose driver waits for all replicas
+        step = job(schedule, transport=transport).step(way)
+        alone = [sum(share * step.simulate(on, i).step_s for i, (share, _) in enumerate(step.kinds)) for on in shown]
+        assert step.steps_s(networks)[::13] == pytest.approx(alone, rel=1e-12)
     own = job(schedule)
-    networks = [SLOW, parse_network("100mbps"), FREE]
-    count = own.num_microbatches(way.layout)
-    counts: dict[str, Any] = {"num_microbatches": count, "num_replicas": way.layout.replicas}
-
-    def whole_s(profile: Profile) -> NDArray[np.float64]:
-        if way.layout.sharding is None:
-            return step_seconds(own.schedule, profile, networks, **counts)[:, 0]
-        costs = own.timed(way, profile, count).profiles(networks)
-        pairs = zip(costs, networks, strict=True)
-        return np.array([step_seconds(own.schedule, each, [network], **counts)[0, 0] for each, network in pairs])
-
-    expected: Any = sum(share * whole_s(profile) for share, profile in own.mixture(way))
-    assert steps_s(own, way, networks) == pytest.approx(expected, rel=1e-9)
-    for network, step_s in ((SLOW, expected[0]), (FAR, steps_s(own, way, [FAR])[0])):
-        parts = parts_of(own, way, network)
-        assert sum(parts) == pytest.approx(step_s)
-        assert min(parts) >= -1e-9 * step_s
+    for network in (SLOW, FAR):
+        parts = own.step(way).parts(network, free_s(own, way.layout))
+        assert sum(parts) == pytest.approx(own.step(way).step_s(network))
+        assert min(parts) >= -1e-9 * sum(parts)
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
@@ -162,10 +153,10 @@ def test_required_bandwidth_gives_requested_utilisation(way: Proposal) -> None:
     for level, found in zip(LEVELS, needed(own, way, NEAR), strict=True):
         assert found.low_bps <= found.bps <= found.high_bps
         if found.bps == float("inf"):
-            best = steps_s(own, way, [replace(NEAR, bandwidth_bps=1e13, name="")])[0]
+            best = own.step(way).step_s(replace(NEAR, bandwidth_bps=1e13, name=""))
             assert free_s(own, way.layout) / best < level
             continue
-        step = steps_s(own, way, [replace(NEAR, bandwidth_bps=found.bps, name="")])[0]
+        step = own.step(way).step_s(replace(NEAR, bandwidth_bps=found.bps, name=""))
         assert free_s(own, way.layout) / step == pytest.approx(level, rel=2e-3)
         reached += 1
     assert reached or way.layout.sharding is not None  # whose trips may outlast this model's compute
@@ -174,9 +165,9 @@ def test_required_bandwidth_gives_requested_utilisation(way: Proposal) -> None:
 def test_averaging_takes_the_seconds_of_the_formula() -> None:
     """A direct all-reduce sends 2 (D - 1) / D of 4 bytes a parameter."""
     own = job(transport=BARE)
-    seconds = steps_s(own, Proposal(HostLayout(1, 4)), [parse_network("1gbps")])[0] - free_s(own, HostLayout(1, 4))
+    seconds = own.step(Proposal(HostLayout(1, 4))).step_s(parse_network("1gbps")) - free_s(own, HostLayout(1, 4))
     assert seconds == pytest.approx(2 * 3 / 4 * 4 * SHAPE.num_parameters * 8 / 1e9, rel=1e-4)
-    tenth = steps_s(own, Proposal(HostLayout(1, 4), method="DiLoCo(10)"), [parse_network("1gbps")])[0] - free_s(
+    tenth = own.step(Proposal(HostLayout(1, 4), method="DiLoCo(10)")).step_s(parse_network("1gbps")) - free_s(
         own, HostLayout(1, 4)
     )
     assert tenth == pytest.approx(seconds / 10, rel=1e-3)
@@ -187,8 +178,8 @@ def test_exchanges_that_lag_are_hidden_as_far_as_later_steps_last(layout: HostLa
     one, period = job(), 5
     lagging, waiting = (Proposal(layout, method=f"DiLoCoX({period}, delay={delay})") for delay in (1, 0))
     networks = [FREE, *map(parse_network, ("100gbps", "10gbps", "1gbps", "100mbps+20ms"))]
-    hidden_s, waited_s = steps_s(one, lagging, networks), steps_s(one, waiting, networks)
-    pipeline_s = steps_s(one, Proposal(layout), [FREE])[0]
+    hidden_s, waited_s = one.step(lagging).steps_s(networks), one.step(waiting).steps_s(networks)
+    pipeline_s = one.step(Proposal(layout)).step_s(FREE)
     quiet_s = np.array([step_s_without(one, waiting, network) for network in networks])
     codec_s = waited_s[0] - pipeline_s  # of an exchange, in the mean of a step
     exchange_s = period * (waited_s - quiet_s)  # with its codec
@@ -234,13 +225,13 @@ def test_shards_send_the_bytes_of_the_formula() -> None:
     own, slow = job(transport=BARE), parse_network("1mbps")
     size = SHAPE.num_parameters
     for sharding, gathers, scatters in ((FSDP(4), 16, 8), (FSDP(4, "backward"), 8, 8), (FSDP(4, "step"), 1, 1)):
-        seconds = steps_s(own, Proposal(HostLayout(1, 4, sharding)), [slow])[0]
+        seconds = own.step(Proposal(HostLayout(1, 4, sharding))).step_s(slow)
         assert seconds == pytest.approx(3 / 4 * (gathers * 2 + scatters * 4) * size * 8 / 1e6, rel=1e-4)
-    coded = steps_s(own, Proposal(HostLayout(1, 4, FSDP(4, "step")), method="Quantize(8)"), [slow])[0]
+    coded = own.step(Proposal(HostLayout(1, 4, FSDP(4, "step")), method="Quantize(8)")).step_s(slow)
     assert coded == pytest.approx(3 / 4 * (2 + 1) * size * 8 / 1e6, rel=0.01)
-    halves = steps_s(own, Proposal(HostLayout(1, 4, FSDP(2, "step"))), [slow])[0]
+    halves = own.step(Proposal(HostLayout(1, 4, FSDP(2, "step")))).step_s(slow)
     assert halves == pytest.approx((1 / 2 * (2 + 4) + 4 / 2) * size * 8 / 1e6, rel=1e-4)
-    local = steps_s(own, Proposal(HostLayout(1, 4, FSDP(2, "step")), method="DiLoCo(10)"), [slow])[0]
+    local = own.step(Proposal(HostLayout(1, 4, FSDP(2, "step")), method="DiLoCo(10)")).step_s(slow)
     assert local == pytest.approx((1 / 2 * (2 + 4) + 4 / 2 / 10) * size * 8 / 1e6, rel=1e-3)
 
 
@@ -257,7 +248,7 @@ def test_a_replica_codes_a_shard_for_every_other_owner_and_decodes_as_many() -> 
 def test_a_single_shard_is_a_dense_replica() -> None:
     own = job()
     alone, dense = Proposal(HostLayout(4, 1, FSDP(1))), Proposal(HostLayout(4, 1))
-    assert steps_s(own, alone, [SLOW]) == pytest.approx(steps_s(own, dense, [SLOW]))
+    assert own.step(alone).steps_s([SLOW]) == pytest.approx(own.step(dense).steps_s([SLOW]))
 
 
 def test_profile_units_are_the_stage() -> None:
@@ -315,8 +306,8 @@ def test_a_stage_takes_its_operations_and_its_messages(schedule: str, devices: s
     assert [each.tolist() for each in coded] == [[True, True, True, False], [False, True, True, True]]
     assert profile.step_s == own.transport.host.overheads(4)["step_s"]
     busy_s = 32 * sum((4 if recompute else 3) * seconds for seconds in forward_s) / 4
-    assert own.compute_s(layout) == pytest.approx(busy_s)
-    assert parts_of(own, Proposal(layout), SLOW).compute == pytest.approx(busy_s)
+    assert own.step(Proposal(layout)).compute_s == pytest.approx(busy_s)
+    assert own.step(Proposal(layout)).parts(SLOW).compute == pytest.approx(busy_s)
 
 
 def test_host_codec_time_uses_all_gpus() -> None:
@@ -333,7 +324,7 @@ def test_overlapped_averages_are_float32(workers: int) -> None:
     way = Proposal(HostLayout(workers, 4 // workers), overlap=True)
     if way.layout.replicas == 1:
         way = Proposal(HostLayout(2, 2), overlap=True)
-    ((share, profile),) = job().mixture(way)
+    ((share, profile),) = job().step(way).kinds
     sizes = [4 * stage.num_parameters for stage in SHAPE.stages(way.layout.workers, 1)]
     assert (share, profile.gradient_bytes.tolist(), profile.bucketed_bytes.tolist()) == (1.0, sizes, sizes)
 
@@ -347,17 +338,17 @@ def test_the_interval_is_that_of_the_seconds_of_the_network() -> None:
         if row.way == way
     ]
     (on,) = row.networks
-    free, step = free_s(own, way.layout), steps_s(own, way, [SLOW])[0]
-    error = 1.645 * 0.12 * (step - steps_s(own, way, [FREE])[0])
+    free, step = free_s(own, way.layout), own.step(way).step_s(SLOW)
+    error = 1.645 * 0.12 * (step - own.step(way).step_s(FREE))
     assert (on.low, on.utilisation, on.high) == pytest.approx(
         (free / (step + error), free / step, free / (step - error))
     )
     assert on.samples_per_s == pytest.approx(32 / step)
-    assert on.busy == pytest.approx(own.compute_s(way.layout) / step)
+    assert on.busy == pytest.approx(own.step(way).compute_s / step)
     at = needed(own, way, NEAR)[LEVELS.index(0.8)]
     for bps, sign in ((at.high_bps, 1), (at.low_bps, -1)):
-        step = steps_s(own, way, [replace(NEAR, bandwidth_bps=bps, name="")])[0]
-        own_s = steps_s(own, way, [FREE])[0]
+        step = own.step(way).step_s(replace(NEAR, bandwidth_bps=bps, name=""))
+        own_s = own.step(way).step_s(FREE)
         assert free / (own_s + (1 + sign * 1.645 * 0.12) * (step - own_s)) == pytest.approx(0.8, rel=1e-3)
 
 
@@ -512,7 +503,7 @@ def test_the_price_of_a_study_is_that_of_its_steps(tmp_path: Path, monkeypatch) 
         assert f"{5 * (kept + 1)} runs of {steps} steps take " in words
         study = [Setting(), *(row.way.setting for row in advice.paying() if row.way.layout == layout)]
         alike = [Proposal(layout, *setting[:3]) for setting in dict.fromkeys(study)]
-        seconds = sum(steps_s(own, way, [parse_network(far)])[0] for way in alike)
+        seconds = sum(own.step(way).step_s(parse_network(far)) for way in alike)
         assert f" take {format_seconds(5 * steps * seconds)} one after another" in words
         assert f"on 4xT4 over {far}, by the steps above (efficiency {efficiency:g})" in words
         prices.append(words)
@@ -531,7 +522,7 @@ def test_a_v_is_proposed_for_a_tied_pipeline_that_has_blocks_for_it(tied: bool, 
     assert [row.way.dense for row in rows] == ([True, False] if tied and layers == 8 else [])
     bent = replace(own, schedule=ZBV())
     for row in rows:
-        step = steps_s(bent, replace(row.way, schedule=None), [SLOW])[0]
+        step = bent.step(replace(row.way, schedule=None)).step_s(SLOW)
         assert (row.networks[0].step_s, row.networks[0].parts.tied) == (pytest.approx(step), pytest.approx(0, abs=1e-9))
 
 
@@ -539,13 +530,13 @@ def test_tied_embedding_costs_time_only_between_two_workers() -> None:
     """Its two copies are summed in two rounds of half of it each way; a V-shaped schedule keeps both on one worker."""
     tied, untied = (replace(SHAPE, tied=tied, vocabulary=50_000) for tied in (True, False))
     way, own = Proposal(HostLayout(4, 1)), replace(job(transport=BARE), model=tied)
-    seconds = parts_of(own, way, SLOW).tied
+    seconds = own.step(way).parts(SLOW).tied
     assert seconds == pytest.approx(8 * 4 * tied.vocabulary * tied.width / 1e9, rel=1e-4)
-    assert parts_of(replace(own, schedule=parse_schedule("ZBV")), way, SLOW).tied == 0.0
-    assert parts_of(replace(own, model=untied), way, SLOW).tied == 0.0
+    assert replace(own, schedule=parse_schedule("ZBV")).step(way).parts(SLOW).tied == 0.0
+    assert replace(own, model=untied).step(way).parts(SLOW).tied == 0.0
     for layout in (HostLayout(2, 2), HostLayout(2, 2, FSDP(2))):  # each replica sums its own, or its shard
         share = 2 if layout.sharding else 1
-        assert parts_of(own, Proposal(layout), SLOW).tied == pytest.approx(seconds / share, rel=1e-4)
+        assert own.step(Proposal(layout)).parts(SLOW).tied == pytest.approx(seconds / share, rel=1e-4)
     advice = advise(own, [SLOW], layout=way.layout)
     (sentence,) = [line for line in answer(advice) if "tied embedding" in line]
     assert "51.2 MB" in sentence

@@ -191,7 +191,7 @@ def test_advice_forecast_and_run_agree_on_tied_embedding_bytes(
         transport="nccl",
         recompute=False,
     )
-    advised = job.mixture(Proposal(HostLayout(workers, num_replicas)))[0][1].transfers
+    advised = job.step(Proposal(HostLayout(workers, num_replicas))).profile.transfers
     recorded = train(config, engine="inline", out=tmp_path / "run").collectives
     made = (
         transfers_from_columns({str(name): recorded[name].to_numpy() for name in recorded}) if len(recorded) else None

@@ -15,7 +15,7 @@ from raysim.cli.decide import show_candidates
 from raysim.config import ConfigError, make_config
 from raysim.forecast.fleet import SAME, Setting
 from raysim.forecast.forecast import forecast
-from raysim.forecast.gains import coded, forecast_parts, limit, other_ways, priced
+from raysim.forecast.gains import coded, limit, other_ways, priced
 from raysim.network.costs import Expected, FleetCosts, load_costs
 from raysim.network.presets import parse_network
 from raysim.network.step_times import Lognormal
@@ -46,7 +46,7 @@ def dense():
 @pytest.mark.parametrize("network", [SLOW, FAR, "20mbps+5ms", "free"])
 def test_causes_add_up_to_the_step(dense, network):
     wire = parse_network(network)
-    parts = forecast_parts(dense, wire)
+    parts = dense.timed().parts(wire)
     assert sum(parts) == pytest.approx(dense.step_s(wire), rel=1e-9)
     assert min(parts) >= -1e-12
     assert parts.latency == pytest.approx(dense.step_s(wire) - dense.step_s(wire.without_latency))
