@@ -40,23 +40,31 @@ def datasheet_profile(
 ) -> Profile:
     """Return the compute of a run on `device`, from each stage's forward operations per microbatch; no packets.
 
-    A backward counts as two forwards, or three with recomputation. `weight_shares`: weight gradients' share of each stage's
-    backward, for schedules that run them separately. Raises ValueError if the device is unknown.
+    `weight_shares`: see `counted_profile`. Raises ValueError if the device is unknown.
     """
     check_choice("device", device, DEVICES)
     speed = DEVICES[device].peak_flops * check_real("efficiency", efficiency, 0, 1, open_low=True)
-    forward_s = np.asarray(flops_forward, np.float64) / speed
-    source = f"analytic, {device} at {efficiency:g} of its datasheet's dense 16-bit peak"
-    backward_s = (3.0 if config.recompute else 2.0) * forward_s
-    profile = _updates(config, Profile.uniform(len(forward_s), forward_s, backward_s, source=source))
-    if not cuts_backward(config, profile.num_stages):
-        return profile
     if any(map(math.isnan, weight_shares)):
         raise ConfigError(
             f"`schedule` = {config.schedule!r} runs weight gradients separately, and their share of the backward cannot be counted for "
             "this model: use a file written by `raysim profile`."
         )
-    return profile.split_backward([share * (2 / 3 if config.recompute else 1) for share in weight_shares])
+    source = f"analytic, {device} at {efficiency:g} of its datasheet's dense 16-bit peak"
+    return counted_profile(flops_forward, weight_shares, speed, recompute=config.recompute, source=source)
+
+
+def counted_profile(
+    flops_forward: Sequence[float], weight_shares: Sequence[float], flops_per_s: float, *, recompute: bool, **rest: Any
+) -> Profile:
+    """Return the compute of counted operations: a backward counts as two forwards, or three with recomputation.
+
+    `weight_shares`: weight gradients' share of each stage's backward without recomputation; empty if the schedule runs it as a whole.
+    """
+    forward_s = np.asarray(flops_forward, np.float64) / flops_per_s
+    profile = Profile.uniform(len(forward_s), forward_s, (3.0 if recompute else 2.0) * forward_s, **rest)
+    if not weight_shares:
+        return profile
+    return profile.split_backward([share * (2 / 3 if recompute else 1) for share in weight_shares])
 
 
 def recorded_profile(config: RunConfig, recorded: Profile, num_stages: int) -> Profile:

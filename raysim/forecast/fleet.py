@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from raysim.network.presets import DEVICES, Device
@@ -125,16 +125,6 @@ class Proposal:
     def links_coded(self) -> bool:
         """True if activations or their gradients are compressed."""
         return (self.forward, self.backward) != (SAME, SAME)
-
-    @property
-    def links(self) -> Proposal:
-        """The same pipelines and links, with the default averaging."""
-        return replace(self, method=SAME, overlap=False)
-
-    @property
-    def unsharded(self) -> Proposal:
-        """The same proposal without sharding."""
-        return replace(self, layout=self.layout._replace(sharding=None))
 
     def __str__(self) -> str:
         """Return the codecs of activations and gradients, and the replica method."""

@@ -9,7 +9,9 @@ from typing import Any
 import numpy as np
 
 from raysim.config import read_config
+from raysim.forecast.compute import counted_profile
 from raysim.forecast.fleet import SAME, Fleet, HostLayout, Proposal
+from raysim.forecast.link_costs import LinkCost, packets_profile
 from raysim.forecast.packets import exchange_of, link_messages, sum_exchanges
 from raysim.forecast.replica_costs import tied_transfers
 from raysim.forecast.shapes import ModelShape, StageCost
@@ -98,37 +100,27 @@ class Job:
             table = make_table(self.schedule, len(stages), self.num_microbatches(way.layout))
         except ValueError as error:
             raise InputError(f"{error} Choose another `--batch` or `--schedule`.") from None
-        speed = self.fleet.flops * self.efficiency
-        forward = np.array([stage.forward_flops for stage in stages]) / speed
-        backward = (3 if self.recompute else 2) * forward
-        weight = None
-        if table.splits_backward:
-            weight = np.array([stage.weight_flops for stage in stages]) / speed
-            weight[0] = backward[0]
-            backward = backward - weight
-        wire_bytes, encode_s, decode_s = np.zeros((3, len(stages), 2 if weight is None else 3))
-        for stage, cost in enumerate(stages[:-1]):
-            ends = ((stage, stage + 1), (stage + 1, stage))
-            messages = link_messages(way.forward, way.backward, cost.output, self.dtype)
-            for op, (message, (source, target)) in enumerate(zip(messages, ends, strict=True)):
-                wire_bytes[source, op] = message.wire_bytes
-                encode_s[source, op] = message.encode_work / self.fleet.codec_bytes_per_s
-                decode_s[target, op] = message.decode_work / self.fleet.codec_bytes_per_s
         memory = self.fleet.gpus * self.fleet.device.memory_bytes_per_s
-        profile = Profile.uniform(
-            len(stages),
-            forward,
-            backward,
-            weight_s=weight,
-            wire_bytes=wire_bytes,
-            encode_s=encode_s,
-            decode_s=decode_s,
+        compute = counted_profile(
+            [stage.forward_flops for stage in stages],
+            [stage.weight_share for stage in stages] if table.splits_backward else [],
+            self.fleet.flops * self.efficiency,
+            recompute=self.recompute,
             update_s=UPDATE_BYTES * np.array([stage.num_parameters for stage in stages]) / memory,
-            transfers=self.tied_transfers(way.layout),
             source=f"{self.fleet!r} at {self.efficiency:g} of its datasheet's dense 16-bit peak",
         )
+        links = [
+            message._replace(boundary=boundary)
+            for boundary, stage in enumerate(stages[:-1])
+            for message in self._messages(way.forward, way.backward, stage.output, self.dtype)
+        ]
+        packets = packets_profile(links, len(stages), compute.compute_s.shape[2], first=False)
+        profile = replace(compute.with_packets_of(packets), transfers=self.tied_transfers(way.layout))
         transport = replace(self.transport, averaging=DDP if way.overlap else Averaging())
         return profile.over(transport, way.layout.workers * way.layout.replicas)
+
+    def _messages(self, *message: Any) -> tuple[LinkCost, LinkCost]:
+        return link_messages(*message, self.fleet.codec_bytes_per_s)
 
     def tied_transfers(self, layout: HostLayout) -> Transfers:
         """Return the transfers that sum tied parameters' gradients over their stages; sharded replicas sum a shard each."""
@@ -144,28 +136,28 @@ class Job:
         stages = []
         for stage in self.stages(way.layout):
             counts = np.array([unit.num_parameters for unit in stage.units], np.float64)
-            scatter_bytes, work = GRADIENT_BYTES * counts, np.zeros(len(counts))
+            scatter_bytes, codec_s = GRADIENT_BYTES * counts, np.zeros(len(counts))
             if coded:  # packets from a replica to each owner of a shard
                 parts = {count: self._scattered(way.method, int(count), sharding.shards) for count in set(counts)}
-                scatter_bytes, work = np.array([parts[count] for count in counts]).T
+                scatter_bytes, codec_s = np.array([parts[count] for count in counts]).T
             flops = sum(unit.forward_flops for unit in stage.units) or 1.0
             stages.append(
                 Units(
                     share=tuple(unit.forward_flops / flops for unit in stage.units),
                     gather_bytes=tuple((self._value_bytes * counts).tolist()),
                     scatter_bytes=tuple(scatter_bytes.tolist()),
-                    codec_s=tuple((work / self.fleet.codec_bytes_per_s).tolist()),
+                    codec_s=tuple(codec_s.tolist()),
                 )
             )
         return Sharded(sharding, tuple(stages), coded, sums_groups=way.method == SAME)
 
     def _scattered(self, method: str, num_parameters: int, shards: int) -> tuple[float, float]:
-        """Return a unit's coded gradient bytes over all shards, and the codec work on packets for other owners."""
+        """Return a unit's coded gradient bytes over all shards, and the codec seconds of packets for other owners."""
         rows = num_parameters // shards // ROW_VALUES or 1
-        packet, _ = link_messages(method, SAME, (1, rows, ROW_VALUES), "float32")
+        packet, _ = self._messages(method, SAME, (1, rows, ROW_VALUES), "float32")
         share = num_parameters / shards / (rows * ROW_VALUES)
-        work = (shards - 1) * share * (packet.encode_work + packet.decode_work)
-        return shards * share * packet.wire_bytes, work
+        codec_s = (shards - 1) * share * (packet.encode_s + packet.decode_s)
+        return shards * share * packet.wire_bytes, codec_s
 
     @property
     def _value_bytes(self) -> int:

@@ -38,13 +38,17 @@ class LinkCost(NamedTuple):
     direction: str
     tensor: str  # its name, if several may cross
     codec: str
-    dense_bytes: int
-    first_bytes: int
-    wire_bytes: int
+    dense_bytes: float
+    first_bytes: float
+    wire_bytes: float
     encode_s: float
     decode_s: float
     first_encode_s: float
     first_decode_s: float
+
+
+FIGURES = LinkCost._fields[LinkCost._fields.index("dense_bytes") :]
+"""Fields that grow with the tensor."""
 
 
 class Visit(NamedTuple):

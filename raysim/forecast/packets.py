@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from raysim.config import read_config
-from raysim.forecast.link_costs import link_costs
+from raysim.forecast.link_costs import FIGURES, LinkCost, link_costs
 from raysim.forecast.replica_costs import ReplicaCost, replica_costs
 from raysim.network.collectives import EVERY, EXCHANGES, TRANSFER, Transfers
 from raysim.notation import InputError
@@ -43,26 +43,16 @@ UNIT = 1e9
 """Nominal codec speed in bytes a second: codec seconds times `UNIT` are counted work."""
 
 
-@dataclass(frozen=True)
-class LinkMessage:
-    """A message of one direction: its bytes, and the dense bytes processed by its codecs."""
-
-    wire_bytes: float
-    encode_work: float
-    decode_work: float
-
-    def extended(self, longer: LinkMessage, times: int) -> LinkMessage:
-        """Extrapolate the message by `times` its difference from `longer`."""
-        low, high = np.array(astuple(self)), np.array(astuple(longer))
-        return LinkMessage(*(low + (high - low) * times).tolist())
-
-
 @lru_cache(maxsize=1024)
-def link_messages(forward: str, backward: str, shape: tuple[int, ...], dtype: str) -> tuple[LinkMessage, LinkMessage]:
-    """Return the messages of an activation of `shape` (sample, position, ...) and of its gradient; raises InputError."""
+def link_messages(
+    forward: str, backward: str, shape: tuple[int, ...], dtype: str, codec_bytes_per_s: float = UNIT
+) -> tuple[LinkCost, LinkCost]:
+    """Return the costs of an activation of `shape` (sample, position, ...) and of its gradient; raises InputError."""
     if len(shape) > 2 and shape[0] > 2 and shape[0] * FEWEST_ROWS * math.prod(shape[2:]) > MOST_VALUES:
-        first, second = (link_messages(forward, backward, (samples, *shape[1:]), dtype) for samples in (1, 2))
-        return first[0].extended(second[0], shape[0] - 1), first[1].extended(second[1], shape[0] - 1)
+        one, two = (
+            link_messages(forward, backward, (samples, *shape[1:]), dtype, codec_bytes_per_s) for samples in (1, 2)
+        )
+        return _extended(one[0], two[0], shape[0] - 1), _extended(one[1], two[1], shape[0] - 1)
     rows = shape[1] if len(shape) > 2 and math.prod(shape) > MOST_VALUES else 0
     lengths = [0]
     if rows:
@@ -72,15 +62,18 @@ def link_messages(forward: str, backward: str, shape: tuple[int, ...], dtype: st
     config = read_config(
         "topics-gpt", [f"num_stages={len(shapes) + 1}", f"forward={forward}", f"backward={backward}", f"dtype={dtype}"]
     )
-    costs = link_costs(config, [BoundaryTensors({UNNAMED: each}, {}) for each in shapes], UNIT, [])
-    messages = []
-    for direction in ("forward", "backward"):
-        own = [cost for cost in costs if cost.direction == direction]
-        figures = np.array([(cost.wire_bytes, UNIT * cost.encode_s, UNIT * cost.decode_s) for cost in own])
-        if rows:
-            figures = figures[:1] + (figures[1:] - figures[:1]) * (rows - lengths[0]) / (lengths[1] - lengths[0])
-        messages.append(LinkMessage(*figures[0].tolist()))
-    return messages[0], messages[1]
+    costs = link_costs(config, [BoundaryTensors({UNNAMED: each}, {}) for each in shapes], codec_bytes_per_s, [])
+    forth, back = ([cost for cost in costs if cost.direction == direction] for direction in ("forward", "backward"))
+    if not rows:
+        return forth[0], back[0]
+    times = (rows - lengths[0], lengths[1] - lengths[0])
+    return _extended(forth[0], forth[1], *times), _extended(back[0], back[1], *times)
+
+
+def _extended(cost: LinkCost, longer: LinkCost, times: int, of: int = 1) -> LinkCost:
+    """Extrapolate figures by `times / of` their difference from those of a `longer` message."""
+    figures = {name: (getattr(cost, name), getattr(longer, name)) for name in FIGURES}
+    return cost._replace(**{name: low + (high - low) * times / of for name, (low, high) in figures.items()})
 
 
 @dataclass(frozen=True, eq=False)

@@ -41,8 +41,8 @@ class StageCost(NamedTuple):
 
     forward_flops: float
     """Two for each multiply-add; a causal mask saves none."""
-    weight_flops: float
-    """The part of `forward_flops` that multiplies by parameters; weight gradients take the same."""
+    weight_share: float
+    """Weight gradients' share of a backward, which counts as two forwards."""
     parameters: Shapes
     saved_bytes: float
     """Kept from the forward to the backward."""
@@ -186,10 +186,12 @@ class ModelShape:
                     parameters[self.vocabulary, self.width] += 1
                 ends = count_values(parameters) - sum(unit.num_parameters for unit in units)
                 units.append(Unit(head, ends))
+            own = head if last else 0.0
             stages.append(
                 StageCost(
-                    forward_flops=count * (weights + attention) + (head if last else 0.0),
-                    weight_flops=count * weights + (head if last else 0.0),
+                    forward_flops=count * (weights + attention) + own,
+                    # as many operations as products with parameters in the forward
+                    weight_share=(count * weights + own) / (2 * (count * (weights + attention) + own)),
                     parameters=parameters,
                     saved_bytes=count * SAVED_FACTOR * float(tokens * self.width),
                     # logits: 16 bits, and their gradient in 32

@@ -165,7 +165,7 @@ def _stages(config: RunConfig, num_stages: int, samples: int) -> tuple[StageCost
         stages.append(
             StageCost(
                 forward_flops=flops,
-                weight_flops=2 * flops * used.weight_share if stage else flops,
+                weight_share=used.weight_share,
                 parameters=Counter(tuple(parameter.shape) for parameter in module.parameters()),
                 saved_bytes=used.saved,
                 workspace_bytes=max(used.forward, used.backward, used.weights, used.first) - used.saved,

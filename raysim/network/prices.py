@@ -86,40 +86,23 @@ def after_pipelines(profile: Profile) -> Profile:
     return replace(profile, bucketed_bytes=np.zeros(profile.num_stages))
 
 
-def hidden(
-    step_s: Seconds,
-    quiet_s: Seconds,
-    codec_s: Seconds,
-    num_steps: int,
-    busy_s: Seconds | float = 0.0,
-    interval: float = 1.0,
-) -> Seconds:
-    """Return the seconds of a step with an exchange that overlaps the next `num_steps` steps, as far as it fits into them.
-
-    `step_s`: the step if it waits for the exchange. `quiet_s`: the step without an exchange. `codec_s`: the exchange's codecs, which
-    compute and are not hidden. `busy_s`: its transfers without latency, which delay the next exchange `interval` steps later.
-    The steps that hide the exchange are assumed to last as long as the step that sends it.
-
-    >>> hidden(10.0, 2.0, 1.0, 3), hidden(10.0, 2.0, 1.0, 4), hidden(10.0, 2.0, 1.0, 4, busy_s=5.0)
-    (4.0, 3.0, 6.0)
-    """
-    waited = step_s - quiet_s - codec_s - num_steps * quiet_s
-    queued = busy_s - interval * quiet_s
-    longer = queued + (waited - queued) * (waited > queued)
-    return quiet_s + codec_s + longer * (longer > 0)
-
-
 def overlapped(seconds: Callable[[bool, bool], Seconds], codec_s: Seconds, num_steps: int, interval: float) -> Seconds:
-    """Return the seconds of a step with an exchange that may overlap the next `num_steps` steps; see `hidden`.
+    """Return the seconds of a step whose exchange may overlap the next `num_steps` steps, as far as it fits into them.
 
-    `seconds(exchanging, latent)` prices the step with or without its exchange, and with or without network latency.
+    `seconds(exchanging, latent)` prices the step with or without its exchange, and with or without network latency. `codec_s`: the
+    exchange's codecs, which compute and are not hidden. Its transfers without latency delay the next exchange, `interval` steps later.
+    The steps that hide an exchange are assumed to last as long as the step that sends it.
     """
     step_s = seconds(True, True)
     if not num_steps:
         return step_s
-    queued = num_steps > interval  # an exchange may still be in progress when the next one is sent
-    busy_s = seconds(True, False) - seconds(False, False) - codec_s if queued else 0.0 * step_s
-    return hidden(step_s, seconds(False, True), codec_s, num_steps, busy_s, interval)
+    quiet_s = seconds(False, True)
+    waited = step_s - quiet_s - codec_s - num_steps * quiet_s
+    queued = -interval * quiet_s
+    if num_steps > interval:  # an exchange may still be in progress when the next one is sent
+        queued += seconds(True, False) - seconds(False, False) - codec_s
+    longer = queued + (waited - queued) * (waited > queued)
+    return quiet_s + codec_s + longer * (longer > 0)
 
 
 def overlapped_steps(
@@ -129,7 +112,7 @@ def overlapped_steps(
     num_steps: int,
     interval: float,
 ) -> Floats:
-    """Return the seconds (networks, profiles) of steps whose exchange may overlap the next `num_steps` steps; see `hidden`.
+    """Return the seconds (networks, profiles) of steps whose exchange may overlap the next `num_steps` steps; see `overlapped`.
 
     `step_s` prices steps that wait for their exchange. `interval`: steps from one exchange to the next.
     """
