@@ -26,6 +26,7 @@ from raysim.pipeline.prepare import Workload, prepare
 from raysim.pipeline.reports import ActionRecord
 from raysim.records import WARMUP_STEPS
 from raysim.schedules.arrays import OPS, make_table
+from raysim.schedules.families import Schedule
 
 RECORDED_EVERY = 2
 EFFICIENCY = 0.4  # assumed share of a datasheet's peak that training reaches
@@ -44,13 +45,18 @@ def datasheet_profile(
     """
     check_choice("device", device, DEVICES)
     speed = DEVICES[device].peak_flops * check_real("efficiency", efficiency, 0, 1, open_low=True)
-    if any(map(math.isnan, weight_shares)):
-        raise ConfigError(
-            f"`schedule` = {config.schedule!r} runs weight gradients separately, and their share of the backward cannot be counted for "
-            "this model: use a file written by `raysim profile`."
-        )
+    check_split(config.schedule, weight_shares)
     source = f"analytic, {device} at {efficiency:g} of its datasheet's dense 16-bit peak"
     return counted_profile(flops_forward, weight_shares, speed, recompute=config.recompute, source=source)
+
+
+def check_split(schedule: Schedule, weight_shares: Sequence[float]) -> None:
+    """Raise ConfigError if a share of the backward in weight gradients is not known, for a schedule that runs them separately."""
+    if any(map(math.isnan, weight_shares)):
+        raise ConfigError(
+            f"`schedule` = {schedule!r} runs weight gradients separately, and their share of the backward cannot be counted for this "
+            "model: use 1F1B, or a file written by `raysim profile`."
+        )
 
 
 def counted_profile(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from raysim.config import read_config
-from raysim.forecast.compute import counted_profile
+from raysim.forecast.compute import check_split, counted_profile
 from raysim.forecast.fleet import SAME, Fleet, HostLayout, Proposal
 from raysim.forecast.link_costs import LinkCost, packets_profile
 from raysim.forecast.packets import exchange_of, link_messages, sum_exchanges
@@ -100,10 +100,12 @@ class Job:
             table = make_table(self.schedule, len(stages), self.num_microbatches(way.layout))
         except ValueError as error:
             raise InputError(f"{error} Choose another `--batch` or `--schedule`.") from None
+        shares = [stage.weight_share for stage in stages] if table.splits_backward else []
+        check_split(self.schedule, shares)
         memory = self.fleet.gpus * self.fleet.device.memory_bytes_per_s
         compute = counted_profile(
             [stage.forward_flops for stage in stages],
-            [stage.weight_share for stage in stages] if table.splits_backward else [],
+            shares,
             self.fleet.flops * self.efficiency,
             recompute=self.recompute,
             update_s=UPDATE_BYTES * np.array([stage.num_parameters for stage in stages]) / memory,

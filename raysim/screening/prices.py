@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from raysim.config import ConfigError, RunConfig
+from raysim.config import RunConfig
 from raysim.forecast.fleet import DENSE, SAME, Setting
 from raysim.forecast.forecast import Forecast, forecast
 from raysim.forecast.gains import recoded, silent
@@ -78,15 +77,6 @@ def _as_sent(cost: LinkCost, measured: Measured) -> LinkCost:
     if not rows or cost.codec != rows[0]["codec"]:  # integers, or a memory whose later messages differ
         return cost
     return cost._replace(wire_bytes=round(rows[0]["wire_bytes"] / rows[0]["packets"]))
-
-
-def check_split(plan: Plan) -> None:
-    """Raise ConfigError if the schedule splits backwards of this model at an unknown share."""
-    if any(map(math.isnan, plan.weight_shares)):
-        raise ConfigError(
-            f"`schedule` = {plan.config.schedule!r} runs weight gradients separately, and their share of the backward cannot be "
-            "counted for this model: use 1F1B, or give a file written by `raysim profile` by `--profile`."
-        )
 
 
 def measured_profile(plan: Plan, seconds: Mapping[tuple[int, str], Sequence[Seconds]]) -> Profile:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 
 from raysim.config import ConfigError, RunConfig
+from raysim.forecast.compute import check_split
 from raysim.forecast.fleet import DENSE, SAME, Setting
 from raysim.limits import process_memory
 from raysim.network.topology import Network
@@ -22,7 +23,7 @@ from raysim.pipeline.state import under, unpack_tensors
 from raysim.screening import candidates
 from raysim.screening.bench import Bench, Measurements, memory_error, screen_memory
 from raysim.screening.passes import Passes, TensorFacts
-from raysim.screening.prices import Prices, check_split, measured_profile
+from raysim.screening.prices import Prices, measured_profile
 from raysim.screening.ray_bench import RayBench, bench_actors
 from raysim.screening.verdicts import WORTH, verdict
 from raysim.training.branch import find_parent
@@ -141,7 +142,7 @@ def screen(
     pricing = partial(Prices, config, plan, transport=transport)
     prices = pricing(device=device, profile=profile) if networks and (device or profile) else None
     if prices is None and gradients:
-        check_split(plan)
+        check_split(plan.config.schedule, plan.weight_shares)
     needed = screen_memory(plan, num_batches, by_replica=averages, gradients=gradients)
     if engine == "inline" and needed > (limit := process_memory()).size:
         raise memory_error(needed, limit)
