@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from raysim.config import read_config
 from raysim.forecast.compute import check_split, counted_profile
 from raysim.forecast.fleet import SAME, Fleet, HostLayout, Proposal
 from raysim.forecast.link_costs import LinkCost, packets_profile
-from raysim.forecast.packets import exchange_of, link_messages, sum_exchanges
+from raysim.forecast.packets import exchange_of, link_messages, method_of, sum_exchanges
 from raysim.forecast.replica_costs import tied_transfers
 from raysim.forecast.shapes import ModelShape, StageCost
 from raysim.forecast.structure import RecipeModel
@@ -22,7 +21,6 @@ from raysim.network.sharding import Sharded, Units
 from raysim.network.timed_step import TimedStep
 from raysim.network.transport import DDP, Averaging, Transport
 from raysim.notation import InputError
-from raysim.replication.method import ReplicaMethod
 from raysim.schedules import Schedule
 from raysim.schedules.actions import peak_in_flight
 from raysim.schedules.arrays import make_table
@@ -260,9 +258,3 @@ class Job:
         method, shards = method_of(way.method), way.layout.replicas // way.layout.groups
         whole = sum(count * method.memory_bytes({"weight": shape}) for shape, count in stage.parameters.items())
         return int(whole) // shards
-
-
-@lru_cache(maxsize=256)
-def method_of(text: str) -> ReplicaMethod:
-    """Return the replica method written in `text`."""
-    return read_config("topics-gpt", ["num_replicas=2", f"replica_gradient={text}"]).replica_methods()[0]

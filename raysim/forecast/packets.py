@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -21,6 +21,8 @@ from raysim.forecast.link_costs import FIGURES, LinkCost, link_costs
 from raysim.forecast.replica_costs import ReplicaCost, replica_costs
 from raysim.network.collectives import EVERY, EXCHANGES, TRANSFER, Transfers
 from raysim.notation import InputError
+from raysim.replication.local import LocalSteps
+from raysim.replication.method import ReplicaMethod
 from raysim.values import UNNAMED, BoundaryTensors
 
 Floats = NDArray[np.float64]
@@ -103,12 +105,22 @@ class Exchange:
         return transfers
 
 
+@lru_cache(maxsize=256)
+def method_of(text: str) -> ReplicaMethod:
+    """Return the replica method written in `text`."""
+    return read_config("topics-gpt", ["num_replicas=2", f"replica_gradient={text}"]).replica_methods()[0]
+
+
 @lru_cache(maxsize=4096)
 def exchange_of(method: str, shape: tuple[int, ...], num_replicas: int) -> tuple[Exchange, ...]:
     """Return the exchanges of one parameter of `shape` by a method, for each kind of step with an exchange.
 
     Raises InputError if the method's messages depend on more than sizes.
     """
+    rule = method_of(method)
+    if type(rule).part is LocalSteps.part and rule.period > 1:
+        (each,) = exchange_of(repr(replace(rule, steps=1)), shape, num_replicas)
+        return (replace(each, share=1 / rule.period),)
     small = _small(shape)
     few = FEW if num_replicas > FEW[-1] else (num_replicas,)
     try:

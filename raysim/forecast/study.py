@@ -16,7 +16,7 @@ from raysim.forecast.advise import Advice
 from raysim.forecast.compute import record_profile
 from raysim.forecast.evidence import ELSEWHERE, UNTRIED
 from raysim.forecast.fleet import DENSE, SAME, HostLayout, Setting
-from raysim.forecast.job import method_of
+from raysim.forecast.packets import method_of
 from raysim.forecast.shapes import UNNAMED, ModelShape
 from raysim.forecast.structure import RecipeModel
 from raysim.network.topology import Network
