@@ -118,9 +118,9 @@ def exchange_of(method: str, shape: tuple[int, ...], num_replicas: int) -> tuple
     Raises InputError if the method's messages depend on more than sizes.
     """
     rule = method_of(method)
-    if type(rule).part is LocalSteps.part and rule.period > 1:
+    if isinstance(rule, LocalSteps) and type(rule).part is LocalSteps.part and rule.steps > 1:
         (each,) = exchange_of(repr(replace(rule, steps=1)), shape, num_replicas)
-        return (replace(each, share=1 / rule.period),)
+        return (replace(each, share=1 / rule.steps),)
     small = _small(shape)
     few = FEW if num_replicas > FEW[-1] else (num_replicas,)
     try:
