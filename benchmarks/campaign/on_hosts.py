@@ -256,7 +256,8 @@ def _disorder(session: Session, struck: list[str]) -> list[str]:
     allowed |= {2} if struck and last.startswith("raysim: ") and "RAY_ADDRESS" in last else set()  # before it joined
     allowed |= {143} if "the driver asked to end" in struck else set()
     allowed |= {-signal.SIGKILL} if "the driver killed" in struck else set()
-    if code not in allowed or (code in (1, 143) and "o continue" not in last):
+    says = "o continue" in last or "before anything began" in last
+    if code not in allowed or (code in (1, 143) and not says):
         return [f"ended with {code}: {session.said[-2000:]}"]
     if "Traceback" in session.said or "***" in session.said:
         return [f"more than a sentence: {session.said[-3000:]}"]
