@@ -146,8 +146,9 @@ def first_reason(error: BaseException) -> str:
 
 
 def _plain_lines(text: str) -> list[str]:
-    """Return the non-empty lines of a text, without terminal colours."""
-    return [line.strip() for line in re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines() if line.strip()]
+    """Return the non-empty lines of a text, without terminal colours and Ray's time and source of a logged line."""
+    plain = re.sub(r"\x1b\[[0-9;]*m|^\[\d{4}-[^]]*\] \S+: ", "", text, flags=re.MULTILINE)
+    return [line.strip() for line in plain.splitlines() if line.strip()]
 
 
 @contextmanager

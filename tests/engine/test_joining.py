@@ -75,6 +75,7 @@ def test_address_unusable_by_drivers_is_refused(listening, monkeypatch):
         ("AuthenticationError: no", "", "this process showed none, since RAY_AUTH_MODE is not `token`. Set RAY_AUTH_MODE=token,"),
         ("RpcError: Invalid authentication token", "token", "/auth_token is wrong. Copy it again from the machine that made"),
         ("RpcError: Deadline Exceeded", "", "does not list its nodes: RpcError: Deadline Exceeded."),
+        ("[2026-11-28 21:57:06,129 W 3 3] rpc_client.h:638: Failed to connect.", "", "does not list its nodes: Failed to connect."),
     ],
 )  # fmt: skip
 def test_rejected_token_error_names_remedy(listening, tmp_path, monkeypatch, said, mode, sentence):
