@@ -26,8 +26,8 @@ os.fsync = lambda fd: None  # no test loses power, and a small run would wait fi
 gc.disable()  # what is imported and collected stays: an eighth of the collection went into looking through it
 STARTS_RAY = re.compile(r'def \w+\([^)]*\bray\b|[^"]ray\.(init|scripts)|"-m", "raysim\.cli|Sweep\(|\bsweep\(')
 
-# other work on the machine is no failure, and laws that are drawn anew in every run find in many what 25 examples leave
-hypothesis.settings.register_profile("raysim", deadline=None, max_examples=25)
+# other work on the machine is no failure, and laws that are drawn anew in every run find in many what 40 examples leave
+hypothesis.settings.register_profile("raysim", deadline=None, max_examples=40)
 hypothesis.settings.load_profile("raysim")
 
 for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):

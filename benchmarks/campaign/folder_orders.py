@@ -73,7 +73,7 @@ class Verdict(NamedTuple):
 
 
 class Plans(NamedTuple):
-    """All plans for one process, by what is done."""
+    """The plans of a single process, by kind."""
 
     failed: list[Plan]
     """Each operation that can fail fails."""

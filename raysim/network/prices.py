@@ -92,6 +92,11 @@ def overlapped(seconds: Callable[[bool, bool], Seconds], codec_s: Seconds, num_s
     `seconds(exchanging, latent)` prices the step with or without its exchange, and with or without network latency. `codec_s`: the
     exchange's codecs, which compute and are not hidden. Its transfers without latency delay the next exchange, `interval` steps later.
     The steps that hide an exchange are assumed to last as long as the step that sends it.
+
+    >>> def seconds(exchanging, latent):
+    ...     return (10.0 if latent else 8.0) if exchanging else 2.0
+    >>> [overlapped(seconds, 1.0, num_steps, interval) for num_steps, interval in ((3, 4.0), (4, 4.0), (4, 1.0))]
+    [4.0, 3.0, 6.0]
     """
     step_s = seconds(True, True)
     if not num_steps:

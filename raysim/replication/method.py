@@ -292,7 +292,7 @@ def agreed(parameters: Gradients, memory: Memory) -> Gradients:
 
 
 def average_given(rounds: Rounds[Averaged], missing: Collection[str], names: Sequence[str]) -> Rounds[Averaged]:
-    """Run the rounds of an average; its gradients lack those that no replica has, so that weight decay leaves these alone.
+    """Run an average, and leave out gradients that are missing at every replica: weight decay then skips their parameters.
 
     `missing`: names of this replica's missing gradients, averaged as zeros, of the `names` of all replicas. Replicas with such
     gradients tell the others in the first round.

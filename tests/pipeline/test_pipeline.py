@@ -117,7 +117,7 @@ class Masked:
 @given(st.lists(st.booleans(), min_size=16, max_size=16), st.sampled_from([None, "tasks:plain_entropy"]), st.booleans())
 @example([False] * 16, None, False)
 @example([True] * 2 + [False] * 14, None, True)
-@settings(max_examples=4)
+@settings(max_examples=8)
 def test_step_averages_valid_targets_for_any_microbatching(counted, loss, replicas):
     """A microbatch without any target that counts adds nothing, with a loss of one's own too."""
     plain = {**SMALL, "model": {"name": "mlp", "width": 8}, "num_stages": 2, "loss": loss}

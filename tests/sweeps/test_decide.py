@@ -21,6 +21,7 @@ from raysim.network.presets import parse_network
 from raysim.network.step_times import Lognormal
 from raysim.network.topology import FREE
 from raysim.pipeline.prepare import prepare
+from raysim.records import Run
 from raysim.replication.local import LocalSteps
 from raysim.screening.candidates import SUMS, canonical, every
 from raysim.sweeps.budget import Budget
@@ -265,6 +266,8 @@ def test_decision_prices_screens_races_and_concludes(tmp_path, monkeypatch):
     written = json.loads((out / "decision.json").read_text())
     assert written["ended"] == "raced"
     assert released  # the screen's, for the trials
+    kept = {path.parents[1] for path in out.glob("race/trials/*/checkpoints/step-*")}
+    assert all(Run(folder).status != "finished" for folder in kept)
     assert all(each["outcome"] or each["verdict"] for each in written["candidates"])
     again = decide(*words, "--budget", "20min", "--resume")
     assert again.stdout.splitlines()[-1] == done.stdout.splitlines()[-1]
