@@ -276,7 +276,7 @@ class Sweep:
             return
         self.phases.enter("Ray's servers")
         if self.address:
-            watch = join_cluster(self.address, "`address`", self._abandon)
+            watch = join_cluster(self.address, "`address`", self._abandon, 0.0)
         else:
             # The plan of a trial needs it, and Ray's start leaves this process idle. No daemon: a process that ends while one
             # imports may hang or crash.

@@ -67,11 +67,10 @@ def sites(
         echo(f"{row['site']:<{width}}  {plural(row['hosts'], 'host')}  ray start ... {row['option']}")
     nodes = []
     if address is not None:
-        from raysim.engine.connection import check_address, join_cluster, node_address
+        from raysim.engine.connection import connected, node_address
 
-        check_address(address, "`--address`")
-        join_cluster(address, "`--address`")
-        nodes = [{"node": node_address(node), "site": site or None} for node, site in labels().items()]
+        with connected("command", address, "`--address`"):
+            nodes = [{"node": node_address(node), "site": site or None} for node, site in labels().items()]
     for node in nodes:
         note = "" if node["site"] in parsed.sites else ": not used by a run that is placed by this file"
         echo(f"node {node['node']}: {node['site'] or 'no label'}{note}")

@@ -6,7 +6,6 @@ The figures are low quantiles, because other load can only add to them.
 
 from __future__ import annotations
 
-import os
 import platform
 import time
 import uuid
@@ -18,9 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from raysim.engine.actor import start_actor
-from raysim.engine.connection import check_address, end_ray, join_cluster, start_ray
+from raysim.engine.connection import connected
 from raysim.engine.delivery import find_limits
-from raysim.limits import usable_cpus
 from raysim.network.transport import HostCosts
 from raysim.pipeline.messages import OutgoingMessage, Receive, Send, Turns
 
@@ -106,23 +104,18 @@ def _actors(count: int) -> Iterator[list[Any]]:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     actors: list[Any] = []
-    if address := os.environ.get("RAY_ADDRESS"):
-        check_address(address, "`RAY_ADDRESS`")
-        watch = join_cluster(address, "`RAY_ADDRESS`")
-    else:
-        watch = start_ray(num_cpus=usable_cpus(), dashboard=False, on_lost=lambda _: None, patience_s=TIMEOUT_S)
-    try:
-        here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
-        actors = [start_actor(num_cpus=0, scheduling_strategy=here) for _ in range(count)]
-        session, peers = uuid.uuid4().hex, dict(enumerate(actors))
-        _fetch([actor.take.remote(session, peers, Player, i) for i, actor in peers.items()])
-        limits = find_limits(actors[:1], _fetch, near=True)
-        _fetch([actor.bound.remote(limits) for actor in actors])
-        yield actors
-    finally:
-        for actor in actors:
-            ray.kill(actor)
-        end_ray(watch)
+    with connected("calibration"):
+        try:
+            here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+            actors = [start_actor(num_cpus=0, scheduling_strategy=here) for _ in range(count)]
+            session, peers = uuid.uuid4().hex, dict(enumerate(actors))
+            _fetch([actor.take.remote(session, peers, Player, i) for i, actor in peers.items()])
+            limits = find_limits(actors[:1], _fetch, near=True)
+            _fetch([actor.bound.remote(limits) for actor in actors])
+            yield actors
+        finally:
+            for actor in actors:
+                ray.kill(actor)
 
 
 _TURNS = iter(range(1, 10**9))  # shared by all actors: their mailboxes drop messages of earlier turns

@@ -17,7 +17,8 @@ from typing import Any
 from raysim.config import ConfigError
 from raysim.engine import ray_internals
 from raysim.engine.delivery import NEAR_BYTES
-from raysim.engine.watch import HeadWatch, RayWatch, ServersWatch
+from raysim.engine.watch import HeadWatch, RayWatch, ServersWatch, end_process
+from raysim.limits import usable_cpus
 from raysim.pipeline.errors import WorkerLostError
 from raysim.signals import SIGNALS, handled
 from raysim.storage.files import expanded
@@ -28,6 +29,7 @@ OURS = {ray_internals.RAY_SETTING: NEAR_BYTES, "worker_niceness": 0}
 UNWATCHED = {"enable_metrics_collection": False, "task_events_report_interval_ms": 0}
 END_S = 10.0  # for Ray's servers to shut down before they are killed: Ray's core waits for ever for a suspended one
 ANSWER_S = 3.0  # for the head to accept a connection
+PATIENCE_S = 6.0  # for the driver to notice lost servers; after that, it counts as stuck in Ray
 
 
 def listen_on_loopback(address: str | None = None) -> None:
@@ -180,9 +182,34 @@ def signals_after() -> Iterator[None]:
         raise KeyboardInterrupt
 
 
-def join_cluster(
-    address: str, field: str, on_lost: Callable[[RayWatch], None] = lambda watch: None, patience_s: float = 0.0
-) -> RayWatch:
+@contextmanager
+def connected(work: str, address: str = "", field: str = "`RAY_ADDRESS`") -> Iterator[None]:
+    """Join the cluster at `address`, else `RAY_ADDRESS`, or start a Ray here, unless this process is connected; end it after the block.
+
+    If its servers are lost, the process ends with a sentence that names the `work`, and code 1. Raises ConfigError if the cluster
+    cannot be joined, WorkerLostError if Ray does not start.
+    """
+    import ray
+
+    if ray.is_initialized():
+        yield
+        return
+
+    def on_lost(watch: RayWatch) -> None:
+        end_process(f"raysim: {watch.sentence}. Once Ray's servers can run, repeat the {work}.")
+
+    if address := address or os.environ.get("RAY_ADDRESS", ""):
+        check_address(address, field)
+        watch = join_cluster(address, field, on_lost, PATIENCE_S)
+    else:
+        watch = start_ray(num_cpus=usable_cpus(), dashboard=False, on_lost=on_lost, patience_s=PATIENCE_S)
+    try:
+        yield
+    finally:
+        end_ray(watch)
+
+
+def join_cluster(address: str, field: str, on_lost: Callable[[RayWatch], None], patience_s: float) -> RayWatch:
     """Join the cluster at an address already checked by `check_address`, and watch its head.
 
     `field` names the setting with the address; `on_lost` is called `patience_s` after the head is lost. Raises ConfigError if the

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 from raysim.config import ConfigError
 from raysim.engine.actor import pickle_model_code, start_actor
 from raysim.engine.connection import (
+    PATIENCE_S,
     check_address,
     dashboard_sentence,
     end_ray,
@@ -39,7 +40,6 @@ from raysim.pipeline.worker import Worker
 GREET_S = 30.0  # for workers that exchange packets to reach one another
 LISTEN_S = 1.0  # between two checks of Ray's servers while the driver waits
 LOOK_S = 5.0  # between two looks for nodes that are about to leave
-PATIENCE_S = 6.0  # for the driver to notice lost servers; after that, it counts as stuck in Ray
 
 
 class RayEngine(Engine):

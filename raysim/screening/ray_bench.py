@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from raysim.config import ConfigError, RunConfig
 from raysim.engine.actor import pickle_model_code
-from raysim.engine.connection import check_address, end_ray, first_reason, join_cluster, start_ray
+from raysim.engine.connection import connected, first_reason
 from raysim.engine.resources import wait_for_capacity, workers_that_fit
 from raysim.forecast.fleet import Setting
-from raysim.limits import usable_cpus
 from raysim.pipeline.errors import WorkerLostError
 from raysim.probing.stopwatch import Seconds
 from raysim.screening.bench import Bench, Measurements, memory_error
@@ -82,7 +80,7 @@ def bench_actors(config: RunConfig, needed: int, most: int) -> Iterator[list[Any
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    with _connected(config):
+    with connected("screen"):
         nodes = _places(config, needed)[:most]
         actors: list[Any] = [
             ray.remote(BenchActor)
@@ -99,25 +97,6 @@ def bench_actors(config: RunConfig, needed: int, most: int) -> Iterator[list[Any
         finally:
             for actor in actors:
                 ray.kill(actor)
-
-
-@contextmanager
-def _connected(config: RunConfig) -> Iterator[None]:
-    """Join the cluster at `RAY_ADDRESS` or start a Ray here, unless this process is connected already."""
-    import ray
-
-    if ray.is_initialized():
-        yield
-        return
-    if address := os.environ.get("RAY_ADDRESS"):
-        check_address(address, "`RAY_ADDRESS`")
-        watch = join_cluster(address, "`RAY_ADDRESS`")
-    else:
-        watch = start_ray(num_cpus=usable_cpus(), dashboard=False, on_lost=lambda _: None, patience_s=config.timeout_s)
-    try:
-        yield
-    finally:
-        end_ray(watch)
 
 
 def _places(config: RunConfig, needed: int) -> list[tuple[str, float]]:

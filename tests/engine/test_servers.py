@@ -43,6 +43,19 @@ def test_sigterm_to_process_group_is_an_interruption(tmp_path, blow, phase):
     assert last.endswith(" --resume")
 
 
+@pytest.mark.slow
+def test_calibration_ends_with_the_loss_of_its_servers():
+    def actors(_said, driver):
+        return any(child.name().startswith("ray::") for child in driver.children(recursive=True))
+
+    struck = strike(["calibrate"], actors, lambda driver: server(driver, "gcs_server").kill())
+    assert struck.left == []
+    assert struck.code == 1
+    assert struck.said.splitlines()[-1] == (
+        "raysim: Ray's gcs_server was ended by SIGKILL. Once Ray's servers can run, repeat the calibration."
+    )
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_watch_detects_killed_or_stopped_server(tmp_path, monkeypatch, number):
     from ray._private import services
