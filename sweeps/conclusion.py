@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from raysim.analysis.report.gather import gather
 from raysim.analysis.report.reuse import adoption
 from raysim.analysis.report.words import GAIN, against_dense, answer_for, speedup
-from raysim.forecast.fleet import Setting
+from raysim.config.identity import METHOD_KEYS, Setting
 from raysim.forecast.gains import Alternative
 from raysim.network.prices import PAYS, times
 from raysim.network.profile import Profile
@@ -189,5 +189,5 @@ def _cost(decision: DecisionState, sweep: Sweep) -> str:
 
 
 def _setting(row: Mapping[Any, Any]) -> Setting:
-    """Return the setting of a run's row."""
-    return Setting(*(str(row.get(key) or "Identity") for key in Setting._fields))
+    """Return the methods of a run's row."""
+    return Setting.of({key: row.get(key) for key in METHOD_KEYS})

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from raysim.forecast.fleet import SAME, Setting
+from raysim.config.identity import DENSE, IDENTITY, Setting
 from raysim.network.costs import Expected
 from raysim.quality import MEASURES
 from raysim.screening.screen import Screened, words
@@ -50,8 +50,9 @@ class Candidate:
     @property
     def screened(self) -> Setting:
         """The setting that a screen measures: dense if only training can judge it, by local steps or sums of tied parameters."""
-        local = self.setting.replica_gradient.startswith("DiLoCo")
-        return self.setting._replace(tied_gradient=SAME, **{"replica_gradient": SAME} if local else {})
+        method = self.setting.replica_gradient
+        averaged = IDENTITY if method.startswith("DiLoCo") else method
+        return self.setting._replace(replica_gradient=averaged, tied_gradient=IDENTITY)
 
     def take(self, found: Screened, network: str) -> None:
         """Store the results of a screen."""
@@ -69,7 +70,7 @@ class Candidate:
         """Return the candidate for JSON."""
         values = asdict(self) | {"expected": self.expected and self.expected._asdict()}
         del values["setting"]
-        return {**self.setting._asdict(), **values}
+        return {**self.setting.methods(), **values}
 
 
 def nested(values: Any) -> Any:
@@ -117,8 +118,8 @@ def by_promise(candidates: Sequence[Candidate], dense_loss: float) -> list[Candi
 
 def fastest_pair(candidates: Sequence[Candidate]) -> list[Candidate]:
     """Return the fastest setting of links together with the fastest method of replicas, which may gain more than either."""
-    links = [each for each in candidates if each.setting.replica_gradient == SAME]
-    methods = [each for each in candidates if each.setting.replica_gradient != SAME]
+    links = [each for each in candidates if each.setting.replica_gradient == IDENTITY]
+    methods = [each for each in candidates if each.setting.replica_gradient != IDENTITY]
     if not links or not methods:
         return []
     best, method = (max(some, key=lambda each: each.speedup or 0.0) for some in (links, methods))
@@ -127,9 +128,9 @@ def fastest_pair(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 def _differing(setting: Setting, other: Setting) -> str:
     """Return a setting in words, without its methods of replicas and tied parameters if `other` has the same ones."""
-    links = {"forward": setting.forward, "backward": setting.backward}
-    shared = setting._replace(**links) == other._replace(**links) and links != {"forward": SAME, "backward": SAME}
-    return words(Setting(**links) if shared else setting)
+    links = Setting(setting.forward, setting.backward)
+    shared = other._replace(forward=links.forward, backward=links.backward) == setting
+    return words(links if shared and links != DENSE else setting)
 
 
 def _harms(candidate: Candidate, by_loss: bool) -> tuple[float, ...]:

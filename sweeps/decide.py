@@ -27,9 +27,9 @@ from pydantic import (
 )
 
 from raysim.config import ConfigError, RunConfig, make_config
+from raysim.config.identity import IDENTITY, Setting
 from raysim.config.reading import first_error
 from raysim.forecast.compute import datasheet_profile, record_profile
-from raysim.forecast.fleet import SAME, Setting
 from raysim.forecast.forecast import Forecast, forecast
 from raysim.forecast.gains import Alternative, coded, limit, other_ways, priced
 from raysim.network.costs import FleetCosts
@@ -192,7 +192,7 @@ class DecisionState(BaseModel):
         with self.part("priced"):
             say(f"{config.name}: dense and its settings are priced on {question.network!r}, without training.")
             dense = self._dense(config)
-            if not dense.tied and any(each.tied_gradient != SAME for each in question.tried):
+            if not dense.tied and any(each.tied_gradient != IDENTITY for each in question.tried):
                 raise ConfigError(
                     "`--try`: `tied_gradient` needs parameters that are tied between stages, and this run has none."
                 )
@@ -226,7 +226,7 @@ class DecisionState(BaseModel):
 
         If a method for the sums of tied parameters pays, all defaults for links and replicas use the fastest one too.
         """
-        own = [each for each in settings if each.tied_gradient != SAME or each in self.question.tried]
+        own = [each for each in settings if each.tied_gradient != IDENTITY or each in self.question.tried]
         candidates = self._beside(dense, Setting(), own)
         sums = [each for each in candidates if each.open and each.screened == Setting()]
         base, plan = Setting(), dense
@@ -244,7 +244,9 @@ class DecisionState(BaseModel):
         network = self.question.network
         base_s, most = plan.step_s(network), limit(plan, network)
         beside = "" if base == Setting() else f" as {words(base)} alone"
-        bounded = [each for each in settings if most < PAYS and each._replace(forward=SAME, backward=SAME) == base]
+        bounded = [
+            each for each in settings if most < PAYS and each._replace(forward=IDENTITY, backward=IDENTITY) == base
+        ]
         own = (each for each in settings if each not in bounded)
         prices = {each.setting: each for each in priced(own, plan, network, self.question.costs)}
         candidates = []

@@ -18,7 +18,7 @@ from optuna.trial import BaseTrial, FixedTrial
 from pydantic import BaseModel, ConfigDict, Field
 
 from raysim.config import ConfigError, RunConfig, as_row, keys_of, make_config
-from raysim.config.identity import DENSE_SETTING, Setting, as_text
+from raysim.config.identity import DENSE, Setting, as_text
 from raysim.config.reading import merge
 from raysim.network.profile import Profile
 from raysim.plugins import modules_in
@@ -176,7 +176,7 @@ class Study:
         """The baseline without compression."""
         for baseline in self.baselines:
             config = self.config(self.overrides_at(baseline.params, baseline.name))
-            if Setting.of(as_row(config)) == DENSE_SETTING:
+            if Setting.of(as_row(config)) == DENSE:
                 return baseline
         return None
 

@@ -17,7 +17,7 @@ from raysim.analysis.data import AnalysisError, ReplayError
 from raysim.analysis.runs.estimates import Estimate
 from raysim.analysis.runs.prices import dense_partners
 from raysim.analysis.runs.results import Results
-from raysim.config.identity import DENSE_SETTING, Setting
+from raysim.config.identity import DENSE, Setting
 from raysim.network.presets import parse_network
 from raysim.network.topology import Network
 
@@ -71,7 +71,7 @@ def settings(
     for context in contexts(results, quality=quality, margin=within):
         verdicts = _verdicts(context, 1 - confidence)
         for setting, runs in context.settings.items():
-            if setting == DENSE_SETTING:
+            if setting == DENSE:
                 continue
             names = [str(run) for run in context.rows["run"][context.rows["setting"] == setting]]
             row = {
@@ -158,7 +158,7 @@ def _judged(
 
 
 def _samples(context: ComparedRuns, alpha: float) -> dict[Setting, PairedSample]:
-    compressed = [setting for setting in context.settings if setting != DENSE_SETTING]
+    compressed = [setting for setting in context.settings if setting != DENSE]
     return {setting: context.harm_sample(setting, context.harms(setting), alpha) for setting in compressed}
 
 

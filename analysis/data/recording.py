@@ -24,7 +24,7 @@ from raysim.analysis.data.work import (
     recorded_compressors,
     work_codes,
 )
-from raysim.config.identity import DENSE, SYNCHRONOUS, device_kind
+from raysim.config.identity import IDENTITY, SYNCHRONOUS, device_kind
 from raysim.network.collectives import (
     EXCHANGES,
     Transfers,
@@ -291,8 +291,8 @@ class Recording:
         dense, bucketed = np.zeros(self.num_stages), np.zeros(self.num_stages)
         for stage, codec, sent in zip(rows["stage"], rows["codec"], rows["dense_bytes"], strict=True):
             size = whole_bytes(sent, self.num_replicas)
-            dense[int(stage)] = size if codec == DENSE else 0.0
-            bucketed[int(stage)] = size if codec == DENSE or self.row.get("averages_by_bucket") else 0.0
+            dense[int(stage)] = size if codec == IDENTITY else 0.0
+            bucketed[int(stage)] = size if codec == IDENTITY or self.row.get("averages_by_bucket") else 0.0
         return {"gradient_bytes": dense, "bucketed_bytes": bucketed}
 
     def collective_bytes(self, direction: str) -> float:

@@ -6,7 +6,7 @@ from collections.abc import Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from raysim.config import keys_of, run_keys
-from raysim.config.identity import DENSE, as_text, job_keys
+from raysim.config.identity import IDENTITY, as_text, job_keys
 from raysim.config.keys import model_title
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def candidate_name(row: Mapping[Any, Any]) -> str:
     """
     both = int(row["num_stages"]) > 1
     links, replicas = (str(row[key]) for key in ("forward", "replica_gradient"))
-    words = [links] if links != DENSE else []
-    if replicas != DENSE:
+    words = [links] if links != IDENTITY else []
+    if replicas != IDENTITY:
         words.append(f"replicas {replicas}" if both else replicas)
     return ", ".join(words) or "dense"

@@ -37,7 +37,7 @@ from raysim.analysis.report.words import (
     quality_formats,
 )
 from raysim.analysis.runs.estimates import Estimate
-from raysim.config.identity import is_missing
+from raysim.config.identity import IDENTITY, is_missing
 from raysim.network.topology import Network
 from raysim.notation import Method, read_method
 from raysim.records import with_replicas
@@ -224,7 +224,7 @@ def quality_blocks(job: JobRuns, material: Material) -> list[Block]:
 
 def _quality_panel(job: JobRuns, kind: str, direction: str, strengths: Mapping[SettingRuns, float]) -> Panel:
     other = "backward" if direction == "forward" else "forward"
-    alone = [setting for setting in strengths if getattr(setting, other) == "Identity"]
+    alone = [setting for setting in strengths if getattr(setting, other) == IDENTITY]
     mixed = [setting for setting in strengths if setting not in alone]
     traces = []
     for i, mode in reversed([*enumerate(MODES)]):  # `on` is drawn on top

@@ -16,14 +16,14 @@ from raysim.analysis.data.settings import candidate_name, differing, is_probe, t
 from raysim.analysis.report.material import MODES, JobRuns, Material, MeanQuality, SettingRuns
 from raysim.analysis.runs.estimates import Estimate
 from raysim.analysis.runs.results import Results
-from raysim.config.identity import DENSE_SETTING, Setting, as_text
+from raysim.config.identity import DENSE, Setting, as_text
 from raysim.network.costs import Expected, FleetCosts
 from raysim.network.profile import Profile
 from raysim.network.topology import Network
 from raysim.quality import Measure
 
 HOME_TRANSPORTS = ("nccl", "gloo")  # of torch.distributed
-_DENSE = {key: as_text(value) for key, value in DENSE_SETTING._asdict().items()}
+_DENSE = {key: as_text(value) for key, value in DENSE._asdict().items()}
 
 
 def gather(
@@ -106,7 +106,7 @@ def _names(runs: pd.DataFrame, keys: Iterable[str]) -> pd.Series[str]:
     names = []
     for row in rows:
         setting = Setting.of(row)
-        words = ["dense" if setting == DENSE_SETTING else f"{setting.forward} / {setting.backward}"]
+        words = ["dense" if setting == DENSE else f"{setting.forward} / {setting.backward}"]
         values = {key: as_text(row[key]) for key in others}
         words += [f"{key}={value}" for key, value in values.items() if value not in ("", _DENSE.get(key))]
         names.append(" ".join(words))
@@ -123,7 +123,7 @@ def _setting(name: str, runs: pd.DataFrame, measure: Measure, material: Material
         name=name,
         forward=how.forward,
         backward=how.backward,
-        dense=how == DENSE_SETTING,
+        dense=how == DENSE,
         runs=names,
         seeds=int(_column(runs, "seed", 0).nunique()),
         diverged=int((runs["status"] == "diverged").sum()),

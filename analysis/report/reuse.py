@@ -14,7 +14,7 @@ from raysim.analysis.report.material import JobRuns, Material
 from raysim.analysis.report.page import Block, Table, Text
 from raysim.analysis.report.words import speedup
 from raysim.config.boundaries import OTHERS, is_by_replica
-from raysim.config.identity import DENSE, SYNCHRONOUS, plain
+from raysim.config.identity import IDENTITY, SYNCHRONOUS, plain
 from raysim.storage.texts import parse_toml
 
 # --- the recommended setting, as lines for the reader's own training loop -----------------------------------------------------------
@@ -90,13 +90,13 @@ def snippet(row: Mapping[Any, Any], price: str = "") -> str:
     """
     parts = list(_link_code(row, price))
     method = _of_tensor(_read(row.get("replica_gradient")), None)
-    if _count(row, "num_replicas") > 1 and method != DENSE:
+    if _count(row, "num_replicas") > 1 and method != IDENTITY:
         parts.append(
             f"{price}import raysim\n"
             f"gradients = raysim.ddp.hook(model, {_quoted(method)})  # of DistributedDataParallel: docs/take-home/ddp.md"
         )
     tied = _of_tensor(_read(row.get("tied_gradient")), None)
-    if _count(row, "num_stages") > 1 and tied != DENSE:
+    if _count(row, "num_stages") > 1 and tied != IDENTITY:
         parts.append(
             f"# tied_gradient={tied}: not here, "
             "since torch's pipelines do not sum gradients of tied parameters. Before optimizer.step(), sum"
@@ -113,7 +113,7 @@ def _link_code(row: Mapping[Any, Any], price: str) -> Iterator[str]:
     """Yield Python for the compressed links of each replica and tensor."""
     microbatches = f"num_microbatches={_count(row, 'num_microbatches')}"
     for replica, tensor, forward, backward in _links(row):
-        if _count(row, "num_stages") == 1 or (forward, backward) == (DENSE, DENSE):
+        if _count(row, "num_stages") == 1 or (forward, backward) == (IDENTITY, IDENTITY):
             continue
         if replica is not None:
             yield f"# Replica {replica}:" if replica != OTHERS else "# All other replicas:"
@@ -147,7 +147,7 @@ def _links(row: Mapping[Any, Any]) -> Iterator[tuple[str | None, str | None, str
     replicas: list[str | None] = sorted({replica for table in tables for replica in table}) or [None]
     for replica in replicas:
         own = [
-            setting.get(replica, setting.get(OTHERS, DENSE)) if table else setting
+            setting.get(replica, setting.get(OTHERS, IDENTITY)) if table else setting
             for setting, table in zip(settings, by_replica, strict=True)
         ]
         entries = [entry for setting in own for entry in (setting if isinstance(setting, list) else [setting])]
@@ -161,7 +161,7 @@ def _links(row: Mapping[Any, Any]) -> Iterator[tuple[str | None, str | None, str
 def _read(text: Any) -> Any:
     """Return a setting as records write it: a notation, or a list or table in TOML."""
     if not isinstance(text, str):
-        return DENSE
+        return IDENTITY
     return parse_toml(f"value = {text}")["value"] if text.startswith(("{", "[")) else text
 
 
@@ -170,7 +170,7 @@ def _of_tensor(setting: Any, tensor: str | None) -> str | list[str]:
     if isinstance(setting, list):
         several = [str(_of_tensor(item, tensor)) for item in setting]
         return several[0] if len(set(several)) == 1 else several
-    return str(setting.get(tensor, setting.get(OTHERS, DENSE)) if isinstance(setting, dict) else setting)
+    return str(setting.get(tensor, setting.get(OTHERS, IDENTITY)) if isinstance(setting, dict) else setting)
 
 
 def _quoted(value: str | list[str]) -> str:

@@ -22,7 +22,7 @@ from raysim.analysis.report.page import (
     axis,
     scatter_trace,
 )
-from raysim.config.identity import DENSE
+from raysim.config.identity import IDENTITY
 from raysim.network.prices import times
 from raysim.records import UNREADABLE, read_whole
 from raysim.storage.places import Place
@@ -85,7 +85,7 @@ def _page(tables: dict[str, pd.DataFrame]) -> Page:
 
 def _names(frame: pd.DataFrame) -> list[str]:
     return [
-        " / ".join(row[key] for key in KEYS[:2]) + ("" if row[KEYS[2]] == DENSE else f", replicas {row[KEYS[2]]}")
+        " / ".join(row[key] for key in KEYS[:2]) + ("" if row[KEYS[2]] == IDENTITY else f", replicas {row[KEYS[2]]}")
         for row in frame.to_dict("records")
     ]
 

@@ -19,7 +19,7 @@ from raysim.analysis.report.material import MODES, JobRuns, Material, SettingRun
 from raysim.analysis.report.page import COLOURS, Block, Chart, Panel, Section, Style, Table, Text, axis, bar_trace
 from raysim.analysis.report.words import measure_text, quality_formats, seconds
 from raysim.analysis.runs.results import Results
-from raysim.config.identity import DENSE, is_missing
+from raysim.config.identity import IDENTITY, is_missing
 from raysim.network.prices import times
 from raysim.units import decimals, format_parameters
 
@@ -219,7 +219,7 @@ def smaller_runs(rows: Iterable[Mapping[Any, Any]]) -> list[str]:
         changes = [
             f"{key}={row[key]}"
             for key in ("forward", "backward", "replica_gradient")
-            if row.get(key) not in (None, DENSE)
+            if row.get(key) not in (None, IDENTITY)
         ]
         if int(row["num_replicas"]) > 1:
             # samples of a batch of 8 are enough for each replica and microbatch

@@ -50,7 +50,7 @@ HOST = 0.15
 OWN_CLOCK = ("compute", "update")  # families timed by CPU seconds, or by a GPU's clock: load does not stretch them
 
 
-class Costs:
+class JobCosts:
     """The cost of each kind of work in the runs of one job.
 
     `profile` is a file written by `raysim profile`, or its contents, whose compute replaces the recorded one. Raises ReplayError if
@@ -203,7 +203,9 @@ class Costs:
 # --- steps to simulate: a recording's bytes with the seconds of its job ------------------------------------------------------
 
 
-def priced_profiles(recording: Recording, costs: Costs, transport: Transport, num_workers: int) -> dict[int, Profile]:
+def priced_profiles(
+    recording: Recording, costs: JobCosts, transport: Transport, num_workers: int
+) -> dict[int, Profile]:
     """Return the profile of each priced step over a transport: its own bytes, and its job's seconds for each kind of work."""
     work, recorded = recording.work, list(recording.profiles.values())
     seconds = costs.seconds(work.kinds)[0]
@@ -231,7 +233,7 @@ def priced_profiles(recording: Recording, costs: Costs, transport: Transport, nu
 
 
 def resampled_profiles(
-    recording: Recording, costs: Costs, mean: Profile, overheads: dict[str, float], steps: Sequence[int]
+    recording: Recording, costs: JobCosts, mean: Profile, overheads: dict[str, float], steps: Sequence[int]
 ) -> list[Profile]:
     """Return the mean step at the estimate, then at each resample of the prices; `overheads` are a host's seconds by name."""
     work = recording.work

@@ -16,10 +16,10 @@ from raysim.analysis.data.folders import find_runs
 from raysim.analysis.data.recording import Recording
 from raysim.analysis.data.settings import compared_keys, price_key
 from raysim.analysis.runs.estimates import Estimate
-from raysim.analysis.runs.job_costs import Costs
+from raysim.analysis.runs.job_costs import JobCosts
 from raysim.analysis.runs.results import Results
 from raysim.analysis.runs.step import PARTS, Replay
-from raysim.config.identity import DENSE_SETTING, as_text
+from raysim.config.identity import DENSE, as_text
 from raysim.network.presets import parse_network
 from raysim.network.profile import Profile
 from raysim.network.topology import Network
@@ -174,7 +174,7 @@ def dense_partners(results: Results, *, without: Collection[str] = ()) -> dict[s
     kinds = [(row["job"], price_key(row)) for row in rows]
     dense: dict[tuple[Any, ...], list[int]] = {}
     for i, (row, kind) in enumerate(zip(rows, kinds, strict=True)):
-        if row["setting"] == str(DENSE_SETTING) and str(row["run"]) not in without:
+        if row["setting"] == str(DENSE) and str(row["run"]) not in without:
             dense.setdefault(kind, []).append(i)
 
     def distance(i: int, j: int) -> tuple[int, bool]:
@@ -319,7 +319,7 @@ def _replays(
     jobs: dict[str, list[Recording]] = {}
     for recording in pooled:
         jobs.setdefault(recording.job, []).append(recording)
-    costs = {job: Costs(members, profile) for job, members in jobs.items()}
+    costs = {job: JobCosts(members, profile) for job, members in jobs.items()}
     return [Replay(recording, costs=costs[recording.job], **options) for recording in recordings]
 
 

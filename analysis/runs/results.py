@@ -26,7 +26,7 @@ from raysim.storage.places import Place, origin_of
 
 if TYPE_CHECKING:
     from raysim.analysis.data.recording import Recording
-    from raysim.analysis.runs.job_costs import Costs
+    from raysim.analysis.runs.job_costs import JobCosts
     from raysim.analysis.runs.step import Replay
     from raysim.network.profile import Profile
 
@@ -293,12 +293,12 @@ class RunPool:
         self._problems = problems
         self._recordings: dict[str, dict[str, Recording]] = {}
         self._refused: dict[str, str] = {}
-        self._costs: dict[tuple[str, str, str | Profile | None], Costs] = {}
+        self._costs: dict[tuple[str, str, str | Profile | None], JobCosts] = {}
         self._replays: dict[tuple[str, str, str | Profile | None, str], Replay] = {}
 
     def replay(self, run: str, compute: str, profile: Profile | Path | str | None, transport: str) -> Replay:
         """Return a run ready to be priced; raises ReplayError if it cannot be."""
-        from raysim.analysis.runs.job_costs import Costs
+        from raysim.analysis.runs.job_costs import JobCosts
         from raysim.analysis.runs.step import Replay
 
         recordings = self._read(compute)
@@ -307,7 +307,7 @@ class RunPool:
         named = str(profile) if isinstance(profile, Path) else profile
         key, basis = (run, compute, named, transport), (recordings[run].job, compute, named)
         if basis not in self._costs:
-            self._costs[basis] = Costs([other for other in recordings.values() if other.job == basis[0]], profile)
+            self._costs[basis] = JobCosts([other for other in recordings.values() if other.job == basis[0]], profile)
         if key not in self._replays:
             self._replays[key] = Replay(recordings[run], costs=self._costs[basis], transport=transport)
         return self._replays[key]

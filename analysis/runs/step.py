@@ -22,7 +22,7 @@ from raysim.analysis.data.recording import Recording
 from raysim.analysis.data.settings import PRICED
 from raysim.analysis.data.work import Floats
 from raysim.analysis.runs.estimates import BOUNDS, Estimate, crossing
-from raysim.analysis.runs.job_costs import Costs, priced_profiles, resampled_profiles
+from raysim.analysis.runs.job_costs import JobCosts, priced_profiles, resampled_profiles
 from raysim.network.collectives import EXCHANGES
 from raysim.network.costs import Expected, FleetCosts, expected_step
 from raysim.network.prices import (
@@ -70,7 +70,7 @@ class Replay:
     Bytes are the run's own, step by step. The seconds of compute, codecs and updates are the job's: `costs`, pooled over recordings
     of the job, or by default over this run alone. `transport`: "ray", "nccl", "gloo" or "bare"; its bytes, trips and host
     seconds do not depend on the engine and load of the recording. `averaging`: how replicas average over it, such as
-    "ring/25MiB". `compute` and `profile` make a `Recording` and `Costs` if these are not given.
+    "ring/25MiB". `compute` and `profile` make a `Recording` and `JobCosts` if these are not given.
 
     >>> Replay("results/none")
     Traceback (most recent call last):
@@ -81,7 +81,7 @@ class Replay:
         self,
         run: Run | Place | str | Recording,
         *,
-        costs: Costs | None = None,
+        costs: JobCosts | None = None,
         compute: str = "auto",
         profile: Profile | Path | str | None = None,
         transport: str = "ray",
@@ -92,7 +92,7 @@ class Replay:
         except ValueError as error:
             raise ReplayError(str(error)) from None
         self.recording = run if isinstance(run, Recording) else Recording(run, clock=compute)
-        self.costs = costs if costs is not None else Costs([self.recording], profile)
+        self.costs = costs if costs is not None else JobCosts([self.recording], profile)
         recording = self.recording
         self.run, self.row, self.schedule, self.rows = recording.run, recording.row, recording.schedule, recording.rows
         self.num_stages, self.num_microbatches = recording.num_stages, recording.num_microbatches

@@ -12,7 +12,7 @@ import pandas as pd
 from raysim.analysis.comparison.contexts import Mode
 from raysim.analysis.comparison.statistics import Side
 from raysim.analysis.runs.estimates import Estimate
-from raysim.config.identity import DENSE_SETTING, Setting
+from raysim.config.identity import DENSE, Setting
 from raysim_findings.claimed_runs import ClaimedRuns
 
 Trained: TypeAlias = "tuple[tuple[tuple[Setting, Mode], ...], ...]"
@@ -50,7 +50,7 @@ def _harm(one_mode: Mode, other_mode: Mode) -> Callable[[ClaimedRuns, Run, Run],
 
 
 def _either(one: Setting, other: Setting) -> Trained:
-    return (((other, "on"),),) if other == DENSE_SETTING else (((one, "on"), (other, "on")),)
+    return (((other, "on"),),) if other == DENSE else (((one, "on"), (other, "on")),)
 
 
 def _freed(context: ClaimedRuns, one: Run, other: Run) -> float:
@@ -199,7 +199,7 @@ class Parts:
             matched = self.match(setting)
             if matched is None:
                 continue
-            roles = {"setting": setting, "dense": DENSE_SETTING, **matched}
+            roles = {"setting": setting, "dense": DENSE, **matched}
             for part in self.parts:
                 if not {part.one, part.other} <= set(roles):
                     continue

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
-from raysim.config.identity import DENSE, DENSE_SETTING, Setting
+from raysim.config.identity import DENSE, IDENTITY, Setting
 from raysim.notation import Method
 from raysim.storage.texts import parse_json
 
@@ -81,7 +81,7 @@ def with_memory(*names: str, inference: bool = False) -> Match:
         if forward is None or backward is None or "TopK" not in forward + backward:
             return None
         plain = setting._replace(forward=forward, backward=backward)
-        return None if plain == setting or (inference and setting.forward == DENSE) else {"plain": plain}
+        return None if plain == setting or (inference and setting.forward == IDENTITY) else {"plain": plain}
 
     return match
 
@@ -101,7 +101,7 @@ def aq_sgd(setting: Setting) -> Roles | None:
     """Match AQ-SGD with TopK on activations, as "third" of 30 % or "less" than that."""
     method = setting.method("forward")
     density = strength_of(method.inner, "TopK") if method is not None and method.name == "AQSGD" else None
-    if density is None or density > 0.3 or setting.replica_gradient != DENSE:
+    if density is None or density > 0.3 or setting.replica_gradient != IDENTITY:
         return None
     return {"third" if density == 0.3 else "less": setting}
 
@@ -109,7 +109,7 @@ def aq_sgd(setting: Setting) -> Roles | None:
 def tah_quant(setting: Setting) -> Roles | None:
     """Match TAH-Quant on activations, with gradients like them or dense."""
     method = setting.method("forward")
-    coded = method is not None and method.name == "TAHQuant" and setting.backward in (DENSE, setting.forward)
+    coded = method is not None and method.name == "TAHQuant" and setting.backward in (IDENTITY, setting.forward)
     return {} if coded and _links_alone(setting) else None
 
 
@@ -131,7 +131,7 @@ def strength_of(method: Method | None, name: str) -> float | None:
 
 
 def _links_alone(setting: Setting) -> bool:
-    return setting[2:] == DENSE_SETTING[2:]
+    return setting[2:] == DENSE[2:]
 
 
 def _bits_around_zero(method: Method | None) -> float | None:
@@ -143,8 +143,8 @@ def _bits_around_zero(method: Method | None) -> float | None:
 def _density_both_ways(setting: Setting) -> float | None:
     """Return the density of TopK of one density both ways, with separate or shared indices; None for other settings."""
     forward = strength_of(setting.method("forward"), "TopK")
-    backward = DENSE if setting.shared_indices else setting.forward
-    return forward if setting[1:3] == (backward, DENSE) else None
+    backward = IDENTITY if setting.shared_indices else setting.forward
+    return forward if setting[1:3] == (backward, IDENTITY) else None
 
 
 def _without_memory(method: Method | None, names: tuple[str, ...]) -> str | None:
@@ -152,7 +152,7 @@ def _without_memory(method: Method | None, names: tuple[str, ...]) -> str | None
     if method is None:
         return None
     inner = method.inner if method.name in names else method
-    if inner is None or (strength_of(inner, "TopK") is None and str(inner) != DENSE):
+    if inner is None or (strength_of(inner, "TopK") is None and str(inner) != IDENTITY):
         return None
     return str(inner)
 
@@ -182,7 +182,7 @@ def earliest_stages(setting: Setting) -> Roles | None:
         return None
     if not isinstance(by_stage, list) or not all(isinstance(text, str) for text in by_stage):
         return None
-    kept = [text for text in by_stage if text != DENSE]
+    kept = [text for text in by_stage if text != IDENTITY]
     if len(set(kept)) != 1 or len(kept) == len(by_stage) or by_stage[: len(kept)] != kept:
         return None
     return {"everywhere": setting._replace(replica_gradient=str(kept[0]))}
@@ -239,16 +239,16 @@ def entropy_driven(setting: Setting) -> Roles | None:
     method = setting.method("replica_gradient")
     if method is None or method.name != "EDGC":
         return None
-    return {"links": setting._replace(replica_gradient=DENSE)}
+    return {"links": setting._replace(replica_gradient=IDENTITY)}
 
 
 def double_buffered(setting: Setting) -> Roles | None:
     """Match two buffers of weights without any compression."""
-    return {} if setting == DENSE_SETTING._replace(weights="DoubleBuffered") else None
+    return {} if setting == DENSE._replace(weights="DoubleBuffered") else None
 
 
 def _changes_only(setting: Setting, field: str) -> bool:
-    return setting == DENSE_SETTING._replace(**{field: getattr(setting, field)})
+    return setting == DENSE._replace(**{field: getattr(setting, field)})
 
 
 def _alone(setting: Setting, field: str, name: str | None = None) -> Method | None:

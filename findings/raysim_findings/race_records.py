@@ -16,7 +16,7 @@ from raysim.analysis.comparison.contexts import ComparedRuns, contexts
 from raysim.analysis.comparison.harm_forecast import Losses, chances_of, losses_of, observe
 from raysim.analysis.comparison.race import RUNGS, Evidence, Race, RaceExit, RacePart
 from raysim.analysis.runs.results import Results
-from raysim.config.identity import DENSE_SETTING
+from raysim.config.identity import DENSE
 from raysim.network.presets import parse_network
 from raysim.records import Run
 
@@ -34,7 +34,7 @@ def race_on_records(results: Results, *, first: int = Race.first, within: float 
     judged = settings(results, within)
     rows: list[dict[str, Any]] = []
     for context in contexts(results, margin=within):
-        if DENSE_SETTING not in context.settings or len(context.settings) < 2:
+        if DENSE not in context.settings or len(context.settings) < 2:
             continue
         replay = _Replay(results, context, first)
         of_job = judged[judged["context"] == context.label]
@@ -60,7 +60,7 @@ class _Replay:
     @cached_property
     def settings(self) -> dict[str, pd.DataFrame]:
         """The runs of the compressed settings, by name."""
-        return {str(key): runs for key, runs in self.context.settings.items() if key != DENSE_SETTING}
+        return {str(key): runs for key, runs in self.context.settings.items() if key != DENSE}
 
     @cached_property
     def losses(self) -> dict[str, Losses]:
@@ -92,7 +92,7 @@ class _Replay:
         dense = {
             "setting": "dense",
             "runs": float(costs[""].sum()),
-            "full_runs": float(len(self.context.settings[DENSE_SETTING])),
+            "full_runs": float(len(self.context.settings[DENSE])),
         }
         return [dense, *rows]
 
@@ -116,12 +116,12 @@ class _Replay:
 
     def _runs(self, name: str, seeds: Sequence[int] | range) -> list[str]:
         """Return the runs of a setting, or of dense if it has no name, at these positions of seeds."""
-        runs = self.settings[name] if name else self.context.settings[DENSE_SETTING]
+        runs = self.settings[name] if name else self.context.settings[DENSE]
         return [str(runs.loc[self.seeds[i], "run"]) for i in seeds]
 
     def _train(self, part: RacePart[str], before: Evidence) -> Evidence:
         if part.rung == len(RUNGS) - 1:
-            runs, dense = self.settings[part.setting], self.context.settings[DENSE_SETTING]
+            runs, dense = self.settings[part.setting], self.context.settings[DENSE]
             at: list[Any] = [self.seeds[i] for i in part.seeds]
             harms = (self.context.harm(runs.loc[seed], "on", dense.loc[seed], "on") for seed in at)
             return before._replace(final=(*before.final, *harms))

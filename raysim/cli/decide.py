@@ -228,15 +228,15 @@ def show_decision(decision: DecisionState) -> None:
 
 
 def _row(candidate: Candidate, costs: FleetCosts | None) -> dict[str, str]:
-    from raysim.forecast.fleet import SAME
+    from raysim.config.identity import IDENTITY
     from raysim.network.prices import times
 
     setting, expected = candidate.setting, candidate.expected
     cells = {} if costs is None or expected is None else costs.cells(expected)
     return {
-        "links": "" if setting.forward == setting.backward == SAME else f"{setting.forward} / {setting.backward}",
-        "replicas": "" if setting.replica_gradient == SAME else setting.replica_gradient,
-        "tied": "" if setting.tied_gradient == SAME else setting.tied_gradient,
+        "links": "" if setting.forward == setting.backward == IDENTITY else f"{setting.forward} / {setting.backward}",
+        "replicas": "" if setting.replica_gradient == IDENTITY else setting.replica_gradient,
+        "tied": "" if setting.tied_gradient == IDENTITY else setting.tied_gradient,
         "speed-up": "" if candidate.speedup is None else f"{times(candidate.speedup)}x",
         **{name: cells.get(name, "") for name in ("expected step", "1,000 steps")},
         "loss at once": "" if candidate.difference is None else f"{candidate.difference:+.2g}",

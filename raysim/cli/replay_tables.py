@@ -20,7 +20,7 @@ from raysim.cli.terminal import (
     table_of,
     write_line,
 )
-from raysim.config.identity import is_missing
+from raysim.config.identity import IDENTITY, is_missing
 from raysim.network.topology import Network
 from raysim.notation import printable
 from raysim.units import format_bandwidth, format_bytes, format_seconds
@@ -78,7 +78,7 @@ def traffic_words(replay: Replay) -> str:
     tied, replicas = (replay.recording.collective_bytes(kind) for kind in ("tied", "replica_gradient"))
     words = [f"Boundaries: {format_bytes(dense)} -> {format_bytes(sent)} a step."] if dense else []
     if tied:
-        method = replay.recording.row.get("tied_gradient") or "Identity"
+        method = replay.recording.row.get("tied_gradient") or IDENTITY
         words.append(
             f"Tied embedding: {format_bytes(tied)}, {'uncompressed' if method == 'Identity' else f'by {method}'}."
         )

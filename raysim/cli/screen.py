@@ -243,7 +243,7 @@ def screen_figures(done: Screen) -> dict[str, Any]:
 
 def _figures(each: Screened) -> dict[str, Any]:
     return {
-        **each.setting._asdict(),
+        **each.setting.methods(),
         "measures": {name: difference._asdict() for name, difference in each.result.measures.items()},
         "links": each.result.measured.links,
         "gradients": [direction._asdict() for direction in each.result.directions],

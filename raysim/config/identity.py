@@ -13,7 +13,8 @@ from raysim.config.keys import keys_of, run_keys
 from raysim.notation import Method, cut_middle, read_method
 from raysim.storage.texts import parse_json
 
-DENSE = "Identity"
+IDENTITY = "Identity"
+METHOD_KEYS = ("forward", "backward", "replica_gradient", "tied_gradient")
 SYNCHRONOUS = "Synchronous"
 LONGEST_TITLE = 200  # characters of a job's model and data
 
@@ -21,12 +22,12 @@ LONGEST_TITLE = 200  # characters of a job's model and data
 class Setting(NamedTuple):
     """The compression of a run: its keys of this role. Its text is the run's `setting`: "dense", or the keys that differ."""
 
-    forward: str = DENSE
-    backward: str = DENSE
-    replica_gradient: str = DENSE
+    forward: str = IDENTITY
+    backward: str = IDENTITY
+    replica_gradient: str = IDENTITY
     shared_indices: bool = False
     fused_embedding: bool = False
-    tied_gradient: str = DENSE
+    tied_gradient: str = IDENTITY
     weights: str = SYNCHRONOUS
     compress_from: int = 0
 
@@ -40,16 +41,20 @@ class Setting(NamedTuple):
     def __str__(self) -> str:
         return " ".join(f"{key}={as_text(value)}" for key, value in self.changes().items()) or "dense"
 
-    def changes(self) -> dict[str, str | bool | int]:
+    def methods(self) -> dict[str, str]:
+        """Return the link codecs and the methods of replicas and tied parameters, in notation."""
+        return {key: getattr(self, key) for key in METHOD_KEYS}
+
+    def changes(self) -> dict[str, Any]:
         """Return the keys of the configuration in which it differs from a dense run."""
-        return {key: value for key, value in self._asdict().items() if value != getattr(DENSE_SETTING, key)}
+        return {key: value for key, value in self._asdict().items() if value != getattr(DENSE, key)}
 
     def method(self, direction: str) -> Method | None:
         """Return the method of a direction: "forward", "backward" or "replica_gradient"."""
         return read_method(str(getattr(self, direction)))
 
 
-DENSE_SETTING = Setting()
+DENSE = Setting()
 
 
 def _one_notation(text: str) -> str:

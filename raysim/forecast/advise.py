@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from raysim.config.identity import IDENTITY, Setting
 from raysim.forecast.bandwidth import LEVELS, Needed, free_s, needed
 from raysim.forecast.evidence import TRANSFORMER, UNKNOWN, Known, known
-from raysim.forecast.fleet import SAME, HostLayout, Proposal, Setting
+from raysim.forecast.fleet import HostLayout, Proposal
 from raysim.forecast.job import STATE_BYTES, Job
 from raysim.network.costs import Expected, FleetCosts
 from raysim.network.presets import DEVICES
@@ -198,7 +199,7 @@ def _check(job: Job, own: HostLayout, networks: Sequence[Network], tried: Sequen
     for network in networks:
         if network.num_hosts is not None and network.num_hosts < fleet.hosts:
             raise InputError(f"{network!r} has {network.num_hosts} hosts, but the job has {fleet.hosts}: use as many.")
-    methods = {each.replica_gradient for each in tried} - {SAME}
+    methods = {each.replica_gradient for each in tried} - {IDENTITY}
     if own.replicas == 1 and methods:
         raise InputError("`--try`: `replica_gradient` needs replicas, but the job is one pipeline: add --replicas 2.")
     for method in methods if own.sharding is not None else ():
@@ -255,7 +256,7 @@ def _ways(layout: HostLayout, local_steps: Sequence[int], pairs: Sequence[tuple[
         coded = [Proposal(layout, method=method) for method in methods]
         return [Proposal(layout), *(Proposal(layout, *pair) for pair in links), *coded]
     methods = local if links else [*METHODS, *local]
-    middle = local[len(local) // 2] if local else SAME
+    middle = local[len(local) // 2] if local else IDENTITY
     return [
         Proposal(layout, overlap=True),
         Proposal(layout),

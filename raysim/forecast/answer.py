@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
+from raysim.config.identity import IDENTITY
 from raysim.forecast.advise import Advice
 from raysim.forecast.bandwidth import LEVELS, Needed, free_s
-from raysim.forecast.fleet import SAME, Proposal
+from raysim.forecast.fleet import Proposal
 from raysim.forecast.job import STATE_BYTES
 from raysim.network.topology import Network
 from raysim.notation import InputError
@@ -163,7 +164,7 @@ def setting_words(way: Proposal) -> str:
     'Quantize(4) activations and Quantize(6) gradients and DiLoCo(10) between replicas'
     """
     links = f"{way.forward} activations and {way.backward} gradients" if way.links_coded else ""
-    replicas = f"{way.method} between replicas" if way.method != SAME else ""
+    replicas = f"{way.method} between replicas" if way.method != IDENTITY else ""
     schedule = f" in {way.schedule!r}" if way.schedule is not None else ""
     return " and ".join(filter(None, (links, replicas))) + schedule
 

@@ -9,7 +9,7 @@ from importlib import resources
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from raysim.forecast.fleet import DENSE, SAME, Setting
+from raysim.config.identity import DENSE, IDENTITY, Setting
 from raysim.units import decimals, format_parameters
 
 HARMFUL = "harmful"
@@ -118,8 +118,8 @@ def known(setting: Setting, asked: Scope, replicas: int = 1) -> Known:
         return Known(harm.verdict, harm)
     if whole := _nearest(setting, asked):
         return whole
-    alone = [Setting(**{key: value}) for key, value in setting._asdict().items()]
-    parts = [*alone, setting._replace(replica_gradient=SAME)]
+    alone = [Setting(**{key: value}) for key, value in setting.changes().items()]
+    parts = [*alone, setting._replace(replica_gradient=IDENTITY)]
     harms = [part for each in parts if (part := _nearest(each, asked)) and part.breaks]
     return min(harms, key=lambda part: BREAKS.index(part.verdict), default=Known())
 
@@ -151,7 +151,7 @@ def _evidence() -> dict[Setting, list[tuple[str, Scope]]]:
     text = resources.files("raysim.forecast").joinpath("evidence.json").read_text(encoding="utf-8")
     judged: dict[Setting, list[tuple[str, Scope]]] = {}
     for row in json.loads(text):
-        setting = Setting(**{key: row[key] for key in Setting._fields if key in row})
+        setting = Setting.of(row)
         judged.setdefault(setting, []).append((row["verdict"], Scope(**row["scope"])))
     return judged
 

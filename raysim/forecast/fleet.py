@@ -6,12 +6,11 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from raysim.config.identity import DENSE, IDENTITY, Setting
 from raysim.network.presets import DEVICES, Device
 from raysim.network.sharding import FSDP
 from raysim.notation import InputError, known_words, shown
 from raysim.schedules.families import Schedule
-
-SAME = "Identity"
 
 
 @dataclass(frozen=True)
@@ -86,26 +85,14 @@ class HostLayout(NamedTuple):
         return self.replicas if self.sharding is None else self.sharding.groups(self.replicas)
 
 
-class Setting(NamedTuple):
-    """Link codecs and methods of replicas and tied parameters, in the notation of a run's keys."""
-
-    forward: str = SAME
-    backward: str = SAME
-    replica_gradient: str = SAME
-    tied_gradient: str = SAME
-
-
-DENSE = Setting()
-
-
 @dataclass(frozen=True)
 class Proposal:
     """A layout with its link codecs, replica method and schedule."""
 
     layout: HostLayout
-    forward: str = SAME
-    backward: str = SAME
-    method: str = SAME
+    forward: str = IDENTITY
+    backward: str = IDENTITY
+    method: str = IDENTITY
     overlap: bool = False
     """Averages uncompressed gradients in buckets during the last backward, like DDP."""
     schedule: Schedule | None = None
@@ -124,11 +111,11 @@ class Proposal:
     @property
     def links_coded(self) -> bool:
         """True if activations or their gradients are compressed."""
-        return (self.forward, self.backward) != (SAME, SAME)
+        return (self.forward, self.backward) != (IDENTITY, IDENTITY)
 
     def __str__(self) -> str:
         """Return the codecs of activations and gradients, and the replica method."""
         links = f"{self.forward} / {self.backward}" if self.links_coded else ""
-        words = filter(None, (links, self.method if self.method != SAME else ""))
+        words = filter(None, (links, self.method if self.method != IDENTITY else ""))
         schedule = "" if self.schedule is None else f", {self.schedule!r}"
         return (", ".join(words) or "dense") + (", overlapped" if self.overlap else "") + schedule

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from raysim.config import RunConfig
-from raysim.forecast.fleet import SAME, Setting
+from raysim.config.identity import IDENTITY, Setting
 from raysim.forecast.forecast import Forecast, forecast
 from raysim.forecast.link_costs import LinkCost, link_costs, packets_profile
 from raysim.forecast.replica_costs import ReplicaCost, endings_of, replica_costs, tied_costs
@@ -81,10 +81,9 @@ def priced(
 
 def coded(setting: Setting, dense: Forecast) -> Forecast:
     """Return the forecast of a setting, from packets made of seeded tensors; raises ValueError."""
-    keys = {key: value for key, value in setting._asdict().items() if value != SAME}
-    config, speed = dense.config.changed(**keys), dense.codec_bytes_per_s
+    config, speed = dense.config.changed(**setting.changes()), dense.codec_bytes_per_s
     links = link_costs(config, dense.boundaries, speed, [])
-    averages = replica_costs(config, dense.averaged, speed, []) if setting.replica_gradient != SAME else []
+    averages = replica_costs(config, dense.averaged, speed, []) if setting.replica_gradient != IDENTITY else []
     if config.tied_gradient != dense.config.tied_gradient:
         dense = _summed(dense, config)
     return recoded(dense, config, links, averages)

@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from raysim.config import ConfigError, read_config
+from raysim.config.identity import METHOD_KEYS, Setting
 from raysim.forecast.families import read_shape
-from raysim.forecast.fleet import Fleet, HostLayout, Setting
+from raysim.forecast.fleet import Fleet, HostLayout
 from raysim.forecast.job import Job, Model
 from raysim.forecast.shapes import ModelShape
 from raysim.forecast.structure import RecipeModel
@@ -24,7 +25,7 @@ HEAD_WIDTH = 128
 """Head width of a model given by its shape, if it divides the model's width."""
 BATCH = 8
 """Default samples of a step for each host."""
-KEYS = "|".join(Setting._fields)
+KEYS = "|".join(METHOD_KEYS)
 SETTING = re.compile(rf"\s*({KEYS})=(.+?)(?=\s+(?:{KEYS})=|\s*$)")
 
 
@@ -123,8 +124,8 @@ def parse_setting(text: str, *, trained: bool = False) -> Setting:
 
     `trained`: the setting will be trained; only training can judge sums of tied parameters.
 
-    >>> parse_setting("forward=TopK(density=0.1) backward=Quantize(8)")
-    Setting(forward='TopK(0.1)', backward='Quantize(8)', replica_gradient='Identity', tied_gradient='Identity')
+    >>> print(parse_setting("forward=TopK(density=0.1) backward=Quantize(8)"))
+    forward=TopK(0.1) backward=Quantize(8)
     """
     values = dict(SETTING.findall(text))
     if not values or SETTING.sub("", text).strip():
@@ -133,6 +134,6 @@ def parse_setting(text: str, *, trained: bool = False) -> Setting:
         )
     if "tied_gradient" in values and not trained:
         raise InputError("`--try`: only training can judge `tied_gradient`: use `raysim decide`.")
-    overrides = [f"{key}={value}" for key, value in Setting(**values)._asdict().items()]
+    overrides = [f"{key}={value}" for key, value in Setting(**values).methods().items()]
     config = read_config("topics-gpt", ["num_replicas=2", *overrides])
-    return Setting(*(repr(getattr(config, key)) for key in Setting._fields))
+    return Setting.of({key: repr(getattr(config, key)) for key in METHOD_KEYS})

@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from raysim.config.identity import IDENTITY
 from raysim.forecast.compute import check_split, counted_profile
-from raysim.forecast.fleet import SAME, Fleet, HostLayout, Proposal
+from raysim.forecast.fleet import Fleet, HostLayout, Proposal
 from raysim.forecast.link_costs import LinkCost, packets_profile
 from raysim.forecast.packets import exchange_of, link_messages, method_of, sum_exchanges
 from raysim.forecast.replica_costs import tied_transfers
@@ -131,7 +132,7 @@ class Job:
     @lru_cache(maxsize=64)  # noqa: B019
     def sharded(self, way: Proposal) -> Sharded:
         """Return the units of a sharded layout: parameters gathered in the activations' dtype, gradients scattered in float32."""
-        sharding, coded = way.layout.sharding, way.layout.groups == 1 and way.method != SAME
+        sharding, coded = way.layout.sharding, way.layout.groups == 1 and way.method != IDENTITY
         assert sharding is not None
         stages = []
         for stage in self.stages(way.layout):
@@ -149,12 +150,12 @@ class Job:
                     codec_s=tuple(codec_s.tolist()),
                 )
             )
-        return Sharded(sharding, tuple(stages), coded, sums_groups=way.method == SAME)
+        return Sharded(sharding, tuple(stages), coded, sums_groups=way.method == IDENTITY)
 
     def _scattered(self, method: str, num_parameters: int, shards: int) -> tuple[float, float]:
         """Return a unit's coded gradient bytes over all shards, and the codec seconds of packets for other owners."""
         rows = num_parameters // shards // ROW_VALUES or 1
-        packet, _ = self._messages(method, SAME, (1, rows, ROW_VALUES), "float32")
+        packet, _ = self._messages(method, IDENTITY, (1, rows, ROW_VALUES), "float32")
         share = num_parameters / shards / (rows * ROW_VALUES)
         codec_s = (shards - 1) * share * (packet.encode_s + packet.decode_s)
         return shards * share * packet.wire_bytes, codec_s
@@ -169,7 +170,7 @@ class Job:
         """Return a way's step, ready to be simulated on any network."""
         kinds, lag, quiet = self._kinds(way), 0, len(self.profile(way).transfers)
         exchanging = sum(share for share, each in kinds if len(each.transfers) > quiet)
-        if way.layout.groups > 1 and way.method != SAME:
+        if way.layout.groups > 1 and way.method != IDENTITY:
             lag = method_of(way.method).steps_under_way
         return TimedStep(
             kinds,
@@ -185,7 +186,7 @@ class Job:
         """Return a way's kinds of step by exchange of replicas, each with its share of all steps."""
         profile, replicas = self.profile(way), way.layout.groups
         shards = way.layout.replicas // replicas
-        if replicas == 1 or (shards > 1 and way.method == SAME):
+        if replicas == 1 or (shards > 1 and way.method == IDENTITY):
             return [(1.0, profile)]
         stages = [
             sum_exchanges(
@@ -253,7 +254,7 @@ class Job:
 
     def _method_bytes(self, way: Proposal, stage: StageCost) -> int:
         """Return the bytes of the replica method's memory for a stage."""
-        if way.layout.replicas == 1 or way.method == SAME:
+        if way.layout.replicas == 1 or way.method == IDENTITY:
             return 0
         method, shards = method_of(way.method), way.layout.replicas // way.layout.groups
         whole = sum(count * method.memory_bytes({"weight": shape}) for shape, count in stage.parameters.items())

@@ -12,10 +12,11 @@ import numpy as np
 import tomli_w
 
 from raysim.config import read_config
+from raysim.config.identity import DENSE, IDENTITY, Setting
 from raysim.forecast.advise import Advice
 from raysim.forecast.compute import record_profile
 from raysim.forecast.evidence import ELSEWHERE, UNTRIED
-from raysim.forecast.fleet import DENSE, SAME, HostLayout, Setting
+from raysim.forecast.fleet import HostLayout
 from raysim.forecast.packets import method_of
 from raysim.forecast.shapes import UNNAMED, ModelShape
 from raysim.forecast.structure import RecipeModel
@@ -89,9 +90,9 @@ def _keys(advice: Advice, path: Path, base: _Base, settings: Sequence[Setting]) 
     stem = re.sub(r"[^\w.+=-]+", "-", path.stem).lstrip(".") or NAMELESS
     if stem == NAMELESS:
         stem = re.sub(r"[^\w+=-]+", "-", f"{advice.job.model.name} on {name}").strip("-")
-    changed = [{key: value for key, value in setting._asdict().items() if value != SAME} for setting in settings]
-    variants = {" / ".join(changes.values()): changes for changes in changed}
-    dense = {"forward": SAME, "backward": SAME}
+    changed = [setting.changes() for setting in settings]
+    variants = {" / ".join(map(str, changes.values())): changes for changes in changed}
+    dense = {"forward": IDENTITY, "backward": IDENTITY}
     beside = beside_dense(MEASURES["loss"], [network], advice.job.transport.name, dense, variants)
     return {"name": stem, "base": base.source, "set": base.changes, **beside}
 

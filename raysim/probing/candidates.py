@@ -21,7 +21,7 @@ from raysim.replication import parse_replica_method
 from raysim.replication.method import Gradients, Memory, ReplicaContext, ReplicaMethod
 from raysim.values import UNNAMED
 
-DENSE = "Identity"
+IDENTITY = "Identity"
 
 
 class Sent(NamedTuple):

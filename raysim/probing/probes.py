@@ -20,7 +20,7 @@ from raysim.nn.link import parse_methods
 from raysim.pipeline.link import DIRECTIONS
 from raysim.probing.branching import Branch, branches
 from raysim.probing.candidates import (
-    DENSE,
+    IDENTITY,
     GradientCandidate,
     LinkCandidate,
     Sample,
@@ -90,8 +90,8 @@ class Probe:
             )
         samples = self._as_scheduled(samples)
         for i, setting in enumerate(self._settings):
-            texts = [text for text in (setting["forward"], setting["replica_gradient"]) if text != DENSE] or [DENSE]
-            name = f"{i}-{re.sub(r'[^A-Za-z0-9.]+', '-', ' '.join(texts)).strip('-')}"
+            texts = [text for text in (setting["forward"], setting["replica_gradient"]) if text != IDENTITY]
+            name = f"{i}-{re.sub(r'[^A-Za-z0-9.]+', '-', ' '.join(texts or [IDENTITY])).strip('-')}"
             write_candidate(self.folder / name[:200], self._facts(setting), samples, i)
 
     def _as_scheduled(self, samples: Sequence[Sample]) -> list[Sample]:
@@ -314,7 +314,7 @@ def _facts_of(sampling: Sampling) -> dict[str, Any]:
 
 def _with_dense(notations: Iterable[str]) -> list[str]:
     """Return the distinct notations, the dense one first."""
-    return list(dict.fromkeys([DENSE, *notations]))
+    return list(dict.fromkeys([IDENTITY, *notations]))
 
 
 def _settings_of(links: Sequence[LinkCandidate], methods: Sequence[GradientCandidate] = ()) -> list[dict[str, str]]:
@@ -322,5 +322,5 @@ def _settings_of(links: Sequence[LinkCandidate], methods: Sequence[GradientCandi
     return [
         {**{direction: repr(method) for direction, method in link.methods.items()}, "replica_gradient": averaging}
         for link in links
-        for averaging in [repr(each.method) for each in methods] or [DENSE]
+        for averaging in [repr(each.method) for each in methods] or [IDENTITY]
     ]

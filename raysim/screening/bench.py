@@ -16,7 +16,7 @@ from torch import Tensor
 from raysim.codecs import DTYPES, NonFiniteError, warm
 from raysim.compressors import Plain, parse
 from raysim.config import ConfigError
-from raysim.forecast.fleet import DENSE, SAME, Setting
+from raysim.config.identity import DENSE, IDENTITY, Setting
 from raysim.pipeline.groups import GroupAccount, MemberRounds
 from raysim.pipeline.plan import Plan
 from raysim.probing.candidates import GradientCandidate, LinkCandidate, Measured, fidelity_of, merge_measured
@@ -93,8 +93,8 @@ class Bench:
 
     def measure(self, setting: Setting) -> Measurements:
         """Return the measurements of a setting."""
-        linked = (setting.forward, setting.backward) != (SAME, SAME)
-        averages = setting.replica_gradient != SAME
+        linked = (setting.forward, setting.backward) != (IDENTITY, IDENTITY)
+        averages = setting.replica_gradient != IDENTITY
         measures, measured = self.dense.measures, Measured()
         own: list[Gradients] = self._reference.total
         of_replica = self._reference.of_replica

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from raysim.compressors import parse
-from raysim.forecast.fleet import SAME, Setting
+from raysim.config.identity import DENSE, IDENTITY, Setting
 from raysim.notation import InputError
 from raysim.pipeline.plan import Plan
 from raysim.probing.candidates import check_gradients
@@ -30,7 +30,7 @@ LINKS = (
     Default("Quantize(8)", "Quantize(8)"),
     Default("Quantize(4)", "Quantize(8)", False),
     Default(ROWS, ROWS),
-    Default(SAME, 'Quantize(4, per="row")', True),
+    Default(IDENTITY, 'Quantize(4, per="row")', True),
     Default('Quantize(4, per="row")', ROWS),
     Default('Quantize(4, per="channel")', ROWS),
     Default('Quantize(4, per="block", block=64)', ROWS),
@@ -96,18 +96,18 @@ def canonical(setting: Setting) -> Setting:
         repr(parse(setting.forward)),
         repr(parse(setting.backward)),
         repr(parse_replica_method(setting.replica_gradient)),
-        repr(parse_replica_method(setting.tied_gradient)),
+        tied_gradient=repr(parse_replica_method(setting.tied_gradient)),
     )
 
 
 def distinct(settings: Iterable[Setting]) -> list[Setting]:
     """Return the settings once each, without dense."""
-    return [each for each in dict.fromkeys(settings) if each != Setting()]
+    return [each for each in dict.fromkeys(settings) if each != DENSE]
 
 
 def tried_setting(setting: Setting, plan: Plan, *, gradients: bool = True) -> Setting:
     """Return a setting of `--try` in canonical notation; raises InputError if it cannot be screened in this run."""
-    if not gradients and (setting.backward, setting.replica_gradient) != (SAME, SAME):
+    if not gradients and (setting.backward, setting.replica_gradient) != (IDENTITY, IDENTITY):
         raise InputError(f"`--try`: {setting.backward} needs gradients: leave out `backward`, or `--no-gradients`.")
     check_parts(setting, plan.num_stages, plan.num_replicas)
     try:
@@ -119,9 +119,9 @@ def tried_setting(setting: Setting, plan: Plan, *, gradients: bool = True) -> Se
 
 def check_parts(setting: Setting, stages: int, replicas: int) -> None:
     """Raise InputError if a setting of `--try` compresses messages that the run does not send."""
-    if (setting.forward, setting.backward) != (SAME, SAME) and stages == 1:
+    if (setting.forward, setting.backward) != (IDENTITY, IDENTITY) and stages == 1:
         raise InputError(f"`--try`: {setting.forward} / {setting.backward} needs links, but the run has one stage.")
-    if setting.replica_gradient != SAME and replicas < 2:
+    if setting.replica_gradient != IDENTITY and replicas < 2:
         raise InputError(
             f"`--try`: {setting.replica_gradient} needs replicas, but the run has one: add num_replicas=2."
         )
@@ -145,5 +145,5 @@ def _check_methods(setting: Setting, plan: Plan) -> None:
             )
         for shape in {shape for tensors in plan.boundaries for shape in tensors.shapes.values()}:
             method.codec.encode(torch.zeros(shape), key=0)
-    if setting.replica_gradient != SAME:
+    if setting.replica_gradient != IDENTITY:
         check_gradients(parse_replica_method(setting.replica_gradient), {}, plan.num_replicas)

@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 
 from raysim.config import ConfigError, as_row
-from raysim.forecast.fleet import SAME, Setting
+from raysim.config.identity import DENSE, IDENTITY, Setting
 from raysim.forecast.study import SEEDS, beside_dense, save_study
 from raysim.network.topology import Network
 from raysim.notation import InputError
@@ -116,7 +116,7 @@ def table_rows(done: Screen) -> dict[str, list[dict[str, Any]]]:
     rows["tensors"] = [{**each._asdict(), "peak": each.peak} for each in done.facts]
     for each in done.settings:
         for name, row in _rows(each):
-            rows[name].append({**each.setting._asdict(), **row})
+            rows[name].append({**each.setting.methods(), **row})
     return rows
 
 
@@ -171,7 +171,7 @@ def study_of(
     """Return the keys of a study that compares settings with dense, on the run whose values are `base`."""
     measure = plan.task.measures[0]
     own = {key: _absolute(key, value) for key, value in base.items() if key != "name"}
-    dense, variants = _keys(Setting(), plan), {words(setting): _keys(setting, plan) for setting in settings}
+    dense, variants = _keys(DENSE, plan), {words(setting): _keys(setting, plan) for setting in settings}
     study = beside_dense(measure, networks, transport, dense, variants)
     if measure.name not in MEASURES:
         direction = "maximize" if measure.higher else "minimize"
@@ -181,14 +181,14 @@ def study_of(
 
 def _keys(setting: Setting, plan: Plan) -> dict[str, str]:
     """Return a setting's keys of a run; those that have no effect in this run are left out."""
-    keys = setting._asdict()
+    keys = setting.methods()
     if not plan.boundaries:
         del keys["forward"], keys["backward"]
     if plan.num_replicas == 1:
-        assert keys["replica_gradient"] == SAME, "one replica has no gradients to average"
+        assert keys["replica_gradient"] == IDENTITY, "one replica has no gradients to average"
         del keys["replica_gradient"]
     if not plan.tied:
-        assert keys["tied_gradient"] == SAME, "no tied parameters to sum"
+        assert keys["tied_gradient"] == IDENTITY, "no tied parameters to sum"
         del keys["tied_gradient"]
     return keys
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from raysim.config import RunConfig
-from raysim.forecast.fleet import DENSE, SAME, Setting
+from raysim.config.identity import DENSE, Setting
 from raysim.forecast.forecast import Forecast, forecast
 from raysim.forecast.gains import recoded, silent
 from raysim.forecast.link_costs import SEEDED, LinkCost, link_costs
@@ -39,7 +39,7 @@ class Prices:
         dense = self.dense
         if setting == DENSE:
             return dense
-        config = dense.config.changed(**{key: value for key, value in setting._asdict().items() if value != SAME})
+        config = dense.config.changed(**setting.changes())
         links = [_as_sent(cost, measured) for cost in link_costs(config, self._plan.boundaries, self._speed, [])]
         costs = [self._cost(stage, setting.replica_gradient, each) for stage, each in enumerate(accounts)]
         return recoded(dense, config, links, costs)

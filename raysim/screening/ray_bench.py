@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from raysim.config import ConfigError, RunConfig
+from raysim.config.identity import Setting
 from raysim.engine.actor import pickle_model_code
 from raysim.engine.connection import connected, first_reason
 from raysim.engine.resources import wait_for_capacity, workers_that_fit
-from raysim.forecast.fleet import Setting
 from raysim.pipeline.errors import WorkerLostError
 from raysim.probing.stopwatch import Seconds
 from raysim.screening.bench import Bench, Measurements, memory_error

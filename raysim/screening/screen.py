@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 
 from raysim.config import ConfigError, RunConfig
+from raysim.config.identity import DENSE, IDENTITY, Setting
 from raysim.forecast.compute import check_split
-from raysim.forecast.fleet import DENSE, SAME, Setting
 from raysim.limits import process_memory
 from raysim.network.topology import Network
 from raysim.pipeline.plan import Plan
@@ -55,7 +55,7 @@ class Screened:
     @property
     def linked(self) -> bool:
         """True if activations or their gradients are compressed."""
-        return (self.setting.forward, self.setting.backward) != (SAME, SAME)
+        return (self.setting.forward, self.setting.backward) != (IDENTITY, IDENTITY)
 
     @property
     def wire_bytes(self) -> int:
@@ -137,7 +137,9 @@ def screen(
     _check(plan, num_batches)
     own = [candidates.tried_setting(setting, plan, gradients=gradients) for setting in tried]
     averages = (
-        gradients and plan.num_replicas > 1 and (not only_tried or any(each.replica_gradient != SAME for each in own))
+        gradients
+        and plan.num_replicas > 1
+        and (not only_tried or any(each.replica_gradient != IDENTITY for each in own))
     )
     pricing = partial(Prices, config, plan, transport=transport)
     prices = pricing(device=device, profile=profile) if networks and (device or profile) else None
@@ -180,15 +182,7 @@ def screen(
 
 def dense_of(config: RunConfig) -> RunConfig:
     """Return a run without its compression."""
-    return config.changed(
-        forward=SAME,
-        backward=SAME,
-        replica_gradient=SAME,
-        shared_indices=False,
-        compress_from=0,
-        fused_embedding=False,
-        tied_gradient=SAME,
-    )
+    return config.changed(**{key: value for key, value in DENSE._asdict().items() if key != "weights"})
 
 
 def _bench(workload: Workload, num_batches: int, *, by_replica: bool, gradients: bool) -> Bench:
@@ -219,9 +213,13 @@ def _measure_all(
 
 def words(setting: Setting) -> str:
     """Return a setting in a line: "forward / backward", and its methods of replicas and of tied parameters."""
-    parts = [f"{setting.forward} / {setting.backward}"] if (setting.forward, setting.backward) != (SAME, SAME) else []
-    parts += [f"replicas {setting.replica_gradient}"] if setting.replica_gradient != SAME else []
-    parts += [f"tied {setting.tied_gradient}"] if setting.tied_gradient != SAME else []
+    parts = (
+        [f"{setting.forward} / {setting.backward}"]
+        if (setting.forward, setting.backward) != (IDENTITY, IDENTITY)
+        else []
+    )
+    parts += [f"replicas {setting.replica_gradient}"] if setting.replica_gradient != IDENTITY else []
+    parts += [f"tied {setting.tied_gradient}"] if setting.tied_gradient != IDENTITY else []
     return ", ".join(parts) or "dense"
 
 

@@ -16,10 +16,11 @@ from typer.testing import CliRunner
 
 from raysim.cli import app
 from raysim.config import read_config
+from raysim.config.identity import Setting
 from raysim.forecast.advise import advise
 from raysim.forecast.answer import answer, percent
 from raysim.forecast.bandwidth import LEVELS, free_s, needed
-from raysim.forecast.fleet import Fleet, HostLayout, Proposal, Setting
+from raysim.forecast.fleet import Fleet, HostLayout, Proposal
 from raysim.forecast.inputs import make_job, parse_setting
 from raysim.forecast.job import GRADIENT_BYTES, Job
 from raysim.forecast.link_costs import link_costs

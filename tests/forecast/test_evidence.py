@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from raysim.config import read_config
+from raysim.config.identity import Setting
 from raysim.forecast.advise import PER_TENSOR, PER_TOKEN, advise
 from raysim.forecast.answer import answer
 from raysim.forecast.evidence import ELSEWHERE, Known, Scope, known
-from raysim.forecast.fleet import Fleet, HostLayout, Setting
+from raysim.forecast.fleet import Fleet, HostLayout
 from raysim.forecast.inputs import make_job
 from raysim.forecast.shapes import ModelShape
 from raysim.forecast.structure import RecipeModel

@@ -81,9 +81,12 @@ ROOMS = {
     "raysim.pipeline": (RUNS, {"torch", "safetensors"}),
     "raysim.engine": ({*RUNS, "pipeline"}, {"torch"}),
     "raysim.engine.actor": ({*RUNS, "pipeline", "engine"}, {"torch", "ray"}),
-    "raysim.engine.connection": ({"config", "engine", "pipeline.errors", "signals", "storage.files"}, {"ray"}),
+    "raysim.engine.connection": (
+        {"config", "engine", "limits", "pipeline.errors", "signals", "storage.files"},
+        {"ray"},
+    ),
     "raysim.engine.resources": ({"config", "engine.ray_internals", "limits", "network", "pipeline.errors"}, {"ray"}),
-    "raysim.engine.calibrate": ({"engine", "limits", "network", "pipeline.messages"}, {"ray"}),
+    "raysim.engine.calibrate": ({"engine", "network", "pipeline.messages"}, {"ray"}),
     "raysim.engine.nodes": ({*RUNS, "pipeline", "engine"}, {"ray"}),
     "raysim.engine.delivery": ({*RUNS, "pipeline", "engine.ray_internals"}, set()),
     "raysim.engine.watch": (set(), set()),
@@ -104,7 +107,7 @@ ROOMS = {
         {"torch", "pyarrow", "matplotlib"},
     ),
     "raysim.screening.ray_bench": (
-        {"config", "engine", "forecast", "limits", "pipeline", "probing", "screening"},
+        {"config", "engine", "forecast", "pipeline", "probing", "screening"},
         {"ray"},
     ),
     "raysim.recipes": (set(), set()),

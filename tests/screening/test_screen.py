@@ -23,8 +23,8 @@ from raysim.analysis.report.page import Chart, Table, Text
 from raysim.cli import app
 from raysim.compressors import Plain, parse
 from raysim.config import ConfigError, make_config
+from raysim.config.identity import DENSE, Setting
 from raysim.engine.inline import InlineEngine
-from raysim.forecast.fleet import DENSE, Setting
 from raysim.network.presets import parse_network
 from raysim.pipeline.prepare import prepare
 from raysim.probing import probe

@@ -10,7 +10,7 @@ from raysim.analysis import load
 from raysim.cli import app
 from raysim.cli.options import check_writable
 from raysim.config import make_config
-from raysim.forecast.fleet import Setting
+from raysim.config.identity import Setting
 from raysim.network.presets import parse_network
 from raysim.network.timeline_views import write_trace
 from raysim.records import Recorder, Run

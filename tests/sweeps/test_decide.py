@@ -13,7 +13,7 @@ from raysim.analysis import Replay
 from raysim.cli import app
 from raysim.cli.decide import show_candidates
 from raysim.config import ConfigError, make_config
-from raysim.forecast.fleet import SAME, Setting
+from raysim.config.identity import IDENTITY, Setting
 from raysim.forecast.forecast import forecast
 from raysim.forecast.gains import coded, limit, other_ways, priced
 from raysim.network.costs import Expected, FleetCosts, load_costs
@@ -155,7 +155,7 @@ def test_sums_of_tied_parameters_are_priced_and_the_fastest_goes_with_every_othe
         (price,) = priced([setting], beside, wire)
         own = forecast(tied.config.changed(**setting._asdict()), device="T4")
         assert price.step_s == pytest.approx(own.step_s(wire), rel=1e-12)
-    assert [each for each in every(2, 1, 100, tied=True) if each.tied_gradient != SAME] == [
+    assert [each for each in every(2, 1, 100, tied=True) if each.tied_gradient != IDENTITY] == [
         canonical(Setting(tied_gradient=method)) for method in SUMS
     ]
 
