@@ -154,7 +154,7 @@ class JobRuns:
         if self.dense is None or not self.dense.step_s:
             return None
         safe = [setting for setting in self.faster(network) if setting.verdict == "safe"]
-        return max(safe, key=lambda setting: setting.speedup[network].value, default=self.dense)
+        return min(safe, key=lambda setting: setting.step_s[network].value, default=self.dense)
 
     def fastest(self, network: str) -> SettingRuns:
         """Return the fastest setting on a network, safe or not."""
@@ -170,7 +170,7 @@ class JobRuns:
     def promising(self, network: str) -> SettingRuns | None:
         """Return the fastest promising setting; None without one."""
         near = [setting for setting in self.faster(network) if setting.promising]
-        return max(near, key=lambda setting: setting.speedup[network].value, default=None)
+        return min(near, key=lambda setting: setting.step_s[network].value, default=None)
 
     def taken_home(self, network: str) -> SettingRuns | None:
         """Return the compressed setting to try in other training code: the recommended one, or the most promising one."""
@@ -234,8 +234,8 @@ class Material:
 
     @cached_property
     def judged(self) -> dict[str, dict[str, Any]]:
-        """The row of `raysim.analysis.settings` to which each finished run contributes."""
-        rows = judge_settings(self.finished).to_dict("records")
+        """The row of `raysim.analysis.settings` to which each finished run contributes, in the family of all that have begun."""
+        rows = judge_settings(self.results).to_dict("records")
         return {run: {str(key): value for key, value in row.items()} for row in rows for run in row["runs"]}
 
     @cached_property

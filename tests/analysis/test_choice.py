@@ -25,6 +25,7 @@ from raysim.analysis.comparison.choice import is_promising
 from raysim.analysis.comparison.contexts import AT_CHANCE, contexts
 from raysim.analysis.comparison.race import Evidence, Race
 from raysim.analysis.comparison.rule import judge, sample
+from raysim.analysis.report.gather import gather
 from raysim.config import make_config
 from raysim.config.identity import Setting
 from raysim.network.presets import parse_network
@@ -375,6 +376,8 @@ def test_eliminated_settings_count_in_report_family(tmp_path):
     samples = [sample(dict(enumerate(harms)), step=context.step), *[sample({})] * 6]
     assert row["harm_high"] == pytest.approx(judge(samples, [context.margin] * 7)[0].bounds.high)
     assert row["harm_high"] > alone["harm_high"]
+    reported = gather(results, [parse_network("free")]).judged
+    assert {run: each["harm_high"] for run, each in reported.items()} == dict.fromkeys(row["runs"], row["harm_high"])
 
 
 def test_a_race_and_a_report_agree_about_the_same_harms(tmp_path):

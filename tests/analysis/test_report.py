@@ -306,6 +306,16 @@ def test_what_is_recommended_is_safe_and_worth_it():
     assert job(safe).recommended("free") is None
 
 
+def test_the_fastest_of_several_schedules_is_recommended_though_its_own_dense_step_is_faster_too():
+    """A setting is compared with dense of its schedule: the greatest speed-up may be over the slowest one."""
+    dense, slow, fast = made("dense", 1.0, "", dense=True), made("GPipe", 0.8, speedup=3.0), made("1F1B", 0.5)
+    assert job(dense, slow, fast).recommended("free") is fast
+    unsure = [undecided(name, 0.1) for name in ("GPipe", "1F1B")]
+    slower = dataclasses.replace(unsure[0], step_s=slow.step_s, speedup=slow.speedup)
+    unsure[1] = dataclasses.replace(unsure[1], speedup=fast.speedup)
+    assert job(dense, slower, unsure[1]).promising("free") is unsure[1]
+
+
 @given(st.floats(-1e3, 1e3), st.integers(0, 3), st.floats(-1e3, 1e3))
 @example(1.0496, 2, 1.05)
 @example(1.05, 2, 1.05)
