@@ -32,9 +32,9 @@ SAME = ("model", "data", "loss", "bottleneck", "bottleneck_form", "batch_size", 
 SHAPES = ("num_microbatches", "dtype", "shared_indices")
 """Keys that determine the contents of memories, besides the layout of stages and replicas."""
 OWNERS = {
-    "link": ("forward", "backward", *SHAPES),
+    "link": ("forward", "backward", "loss_scale", *SHAPES),
     "replicas": ("replica_gradient",),
-    "tied": ("tied_gradient",),
+    "tied": ("tied_gradient", "fused_embedding"),
     "versions": ("weights", *SHAPES),
     "previous": ("replica_gradient",),
 }
