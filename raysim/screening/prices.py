@@ -13,7 +13,7 @@ from raysim.forecast.forecast import Forecast, forecast
 from raysim.forecast.gains import recoded, silent
 from raysim.forecast.link_costs import SEEDED, LinkCost, link_costs
 from raysim.forecast.replica_costs import ReplicaCost
-from raysim.network.collectives import as_transfers
+from raysim.network.collectives import as_transfers, whole_bytes
 from raysim.network.presets import DEVICES
 from raysim.network.profile import Profile
 from raysim.network.topology import Network
@@ -21,6 +21,7 @@ from raysim.pipeline.groups import GroupAccount
 from raysim.pipeline.plan import Plan
 from raysim.probing.candidates import Measured
 from raysim.probing.stopwatch import Seconds
+from raysim.replication import parse_replica_method
 
 
 class Prices:
@@ -53,6 +54,7 @@ class Prices:
         """Return the cost of a stage's measured average, by its slowest replica."""
         coded_bytes = max(account.coded_bytes for account in accounts)
         codec_s = max(account.codec_s for account in accounts)
+        gradient_bytes = whole_bytes(accounts[0].dense_bytes, len(accounts))
         return ReplicaCost(
             stage=stage,
             method=method,
@@ -63,6 +65,7 @@ class Prices:
             method_s=codec_s if self._speed is None else coded_bytes / self._speed,
             coded_bytes=coded_bytes,
             transfers=as_transfers(transfer for account in accounts for transfer in account.transfers),
+            bucketed_bytes=gradient_bytes if parse_replica_method(method).by_bucket else 0.0,
         )
 
 

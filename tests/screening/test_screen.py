@@ -25,7 +25,9 @@ from raysim.compressors import Plain, parse
 from raysim.config import ConfigError, make_config
 from raysim.config.identity import DENSE, Setting
 from raysim.engine.inline import InlineEngine
+from raysim.forecast.gains import coded
 from raysim.network.presets import parse_network
+from raysim.network.profile import END_COSTS
 from raysim.pipeline.prepare import prepare
 from raysim.probing import probe
 from raysim.probing.candidates import LinkCandidate
@@ -35,6 +37,7 @@ from raysim.screening.bench import Bench
 from raysim.screening.findings import findings
 from raysim.screening.outputs import study_of
 from raysim.screening.passes import Passes
+from raysim.screening.prices import Prices
 from raysim.screening.verdicts import (
     HOPELESS,
     NO_GAIN,
@@ -268,6 +271,19 @@ def test_settings_are_priced_with_their_measured_bytes(screened):
     assert dense.prices["1mbps"].speedup == 1
     assert tensor.prices["1mbps"].speedup > 1
     assert tensor.wire_bytes < dense.wire_bytes / 3
+
+
+def test_an_exchange_of_replicas_is_priced_as_in_a_forecast():
+    """Also in buckets during the last backward, if the method may."""
+    two = {"num_replicas": 2}
+    made = bench(by_replica=True, **two)
+    prices = Prices(config(**two), made.passes.plan, device="T4", profile=None, transport="nccl")
+    for setting in (TWO_SHOT, SPARSE, Setting(replica_gradient="PowerSGD(4)")):
+        result = made.measure(setting)
+        plans = prices.priced(setting, result.measured, result.accounts), coded(setting, prices.dense)
+        for name in END_COSTS[1:]:
+            own, its = (getattr(plan.endings[0][1], name) for plan in plans)
+            np.testing.assert_allclose(own, its, rtol=1e-3, err_msg=f"{name} of {setting}")
 
 
 @pytest.fixture(scope="module")
