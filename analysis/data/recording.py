@@ -94,6 +94,11 @@ class Recording:
         self.compress_from = int(self.row.get("compress_from") or 0)
         self.threads = int(self.row.get("threads_per_stage") or 1)
         self.schedule = self._schedule()
+        period = int(self.row.get("exchange_period") or 1)
+        if len(self.steps) < period and self.run.status == "diverged":
+            raise ValueError(
+                f"it diverged after {len(self.steps)} of the {period} steps in which its replicas exchange once"
+            )
         actions = actions[actions["step"] >= self.compress_from]
         if actions.empty:
             raise ValueError(f"it has no profiled step from `compress_from` = {self.compress_from} on")

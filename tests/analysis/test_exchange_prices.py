@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from raysim import train
-from raysim.analysis import Replay, replay
+from raysim.analysis import Replay, ReplayError, replay
 from raysim.engine.inline import InlineEngine
 from raysim.forecast.forecast import forecast
 from raysim.network.presets import parse_network
@@ -92,6 +92,16 @@ def test_replay_prices_a_whole_period(small, tmp_path) -> None:
     links = run.links[run.links["direction"] == "replica_gradient"]
     assert row["exchange_bytes"] == links.groupby("step")["wire_bytes"].sum()[5]
     assert row["replica_bytes"] == pytest.approx(row["exchange_bytes"] / 3)
+
+
+def test_a_run_that_diverged_before_its_first_exchange_has_no_price(small, tmp_path) -> None:
+    """Its steps are those without an exchange, and would make its setting look fast."""
+    config = small(**TWO, replica_gradient="DiLoCo(6)", optimizer={"learning_rate": 1e30}, profile_every_steps=1)
+    run = train(config, engine="inline", out=tmp_path / "run")
+    assert run.status == "diverged"
+    assert len(run.actions)
+    with pytest.raises(ReplayError, match=rf"it diverged after {len(run.steps)} of the 6 steps"):
+        Replay(run)
 
 
 def test_break_even_of_periodic_method_uses_mean_period(small, tmp_path) -> None:
