@@ -93,11 +93,12 @@ def families(results: Results, *, quality: str = "auto", margin: float | None = 
     alike = compared_keys(results.keys, besides=_LENGTH)
     groups: dict[tuple[str, ...], list[tuple[int, BranchPart]]] = {}
     for context in contexts(results, quality=quality, margin=margin):
-        row = results.rows[str(context.rows["run"].iloc[0])]
+        runs = [results.rows[str(run)] for run in context.rows["run"]]
+        row, done = runs[0], max(int(each["steps_done"]) for each in runs)  # a diverged run has done fewer
         if (parent := plain(row.get("parent"))) is None:
             continue
         first = int(plain(row.get("first_step")) or 0)
-        done, planned = int(row["steps_done"]), int(plain(row.get("rate_steps")) or row["steps_done"])
+        planned = int(plain(row.get("rate_steps")) or done)
         key = (parent, *(repr(plain(row.get(name))) for name in alike))
         groups.setdefault(key, []).append((planned, BranchPart(first, first + done, context)))
     branched = []

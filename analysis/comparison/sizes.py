@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -100,13 +100,13 @@ def size_families(results: Results, *, quality: str = "auto", within: float | No
     families: dict[tuple[str, ...], SizeFamily] = {}
     jobs: dict[tuple[str, ...], Mapping[Any, Any]] = {}
     for row in judged.to_dict("records"):
-        run = row["runs"][0]
-        facts = results.rows[run]
+        runs = [results.rows[run] for run in row["runs"]]
+        facts = runs[0]
         key = tuple(_without_size(name, facts.get(name)) for name in keys)
         trained = any(plain(facts.get(name)) is not None for name in ("model.path", "parent"))
         family = families.setdefault(key, SizeFamily("", trained))
         jobs[key] = facts
-        size = _size(facts, tokens.get(run, 1.0))
+        size = _size(runs, tokens.get(facts["job"], 1.0))
         family.rows.setdefault(str(row["setting"]), {})[size] = row
     labels = _labels(jobs, keys)
     enough = [
@@ -122,19 +122,24 @@ def size_families(results: Results, *, quality: str = "auto", within: float | No
 
 
 def _tokens_of_sample(results: Results) -> dict[str, float]:
-    """Return the predictions for each sample, by run, where its evaluations recorded them."""
+    """Return the predictions for each sample, by job, where evaluations recorded them."""
     evals = results.evals.dropna(subset=["predictions", "samples"])
     rates = evals["predictions"] / evals["samples"]
-    return {str(run): float(rate) for run, rate in rates.groupby(evals["run"], observed=True).first().items()}
+    jobs = evals["run"].astype(str).map({run: row["job"] for run, row in results.rows.items()})
+    return {str(job): float(rate) for job, rate in rates.groupby(jobs).first().items()}
 
 
-def _size(run: Mapping[Any, Any], tokens: float) -> Size:
+def _size(runs: Sequence[Mapping[Any, Any]], tokens: float) -> Size:
+    """Return the size of runs of one setting; those that diverged have done fewer steps."""
+    run, steps = runs[0], max(each["steps_done"] for each in runs)
     parameters = plain(run.get("num_parameters"))
     if parameters is None:
         raise AnalysisError(
             f"The run {run['run']} records no `num_parameters`: it was trained by an earlier raysim. Train it again."
         )
-    return Size(int(parameters), round(tokens * run["batch_size"] * run["steps_done"]), int(run["num_stages"]))
+    return Size(
+        int(parameters), round(tokens * run["batch_size"] * (plain(run.get("steps")) or steps)), int(run["num_stages"])
+    )
 
 
 def _without_size(name: str, value: Any) -> str:

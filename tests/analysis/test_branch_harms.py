@@ -8,10 +8,11 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from report_runs import copy_run
+from records_made import write_run
+from report_runs import change_row, copy_run
 
 from raysim import analysis
-from raysim.analysis.comparison.branches import BranchFamily, BranchPart
+from raysim.analysis.comparison.branches import BranchFamily, BranchPart, families
 from raysim.analysis.comparison.contexts import ComparedRuns
 from raysim.analysis.report import compose
 from raysim.analysis.report.tables import has_branches, safe_from
@@ -69,6 +70,25 @@ def test_a_short_part_stands_for_the_steps_until_the_next():
         sums = BranchFamily("small", parts, 40).sums(TOPK, 0, 40)
         np.testing.assert_allclose(list(sums.values()), [factor * (0.04 + 0.2), factor * (0.08 + 0.2)])
     assert BranchFamily("small", parts, 40).sums(TOPK, 5, 40) == {}
+
+
+def test_a_part_is_as_long_as_its_whole_runs_though_the_first_diverged(tmp_path):
+    for first in (0, 4):
+        for name, forward in (("a", "TopK(0.1)"), ("dense", "Identity")):
+            for seed in range(3):
+                folder = tmp_path / f"{first}-{name}-{seed}"
+                finals = {"loss_on": 1.0 + (name == "a") / 100, "loss_off": 1.0}
+                extra = {
+                    "parent": "parent",
+                    "first_step": first,
+                    "rate_steps": 8,
+                    "measures": '{"loss": {"higher": false, "points": false}}',
+                }
+                write_run(folder, finals=finals, extra=extra, seed=seed, forward=forward, start=f"parent@{first}")
+                if (name, seed) == ("a", 0):
+                    change_row(folder, status="diverged", steps_done=1)
+    (family,) = families(analysis.load(tmp_path))
+    assert [(part.first, part.end) for part in family.parts] == [(0, 4), (4, 8)]
 
 
 @pytest.fixture(scope="module")

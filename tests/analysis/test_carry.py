@@ -5,12 +5,15 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow.parquet as pq
 import pytest
 from records_made import write_run
+from report_runs import change_row
 from typer.testing import CliRunner
 
 from raysim.analysis import AnalysisError, carry, load
 from raysim.analysis.comparison.carry import law_sentence
+from raysim.analysis.comparison.sizes import size_families
 from raysim.cli import app
 
 SIZES = (100_000, 300_000, 1_000_000, 3_000_000)
@@ -81,6 +84,18 @@ def test_harm_is_carried_by_a_power_of_the_size(loaded):
     assert (row["factor"], row["sizes"], row["seeds"]) == (3, 4, 3)
     assert row["disagree"]  # without size the harm of all sizes would be the mean
     assert "as a power of the size" in law_sentence(row)
+
+
+def test_a_size_is_that_of_whole_runs_though_the_first_diverged(tmp_path):
+    folder = write_family(tmp_path / "runs", [({"forward": "TopK(0.1)"}, lambda size: 2.0)], sizes=SIZES[:3])
+    (whole,) = size_families(load(folder))
+    change_row(
+        folder / "family-1", status="diverged", steps_done=1
+    )  # the first seed of the setting at the smallest size
+    evals = folder / "family-1" / "evals.parquet"
+    pq.write_table(pq.read_table(evals)[:0], evals)
+    (family,) = size_families(load(folder))
+    assert family.sizes == whole.sizes
 
 
 def test_harm_between_sizes_is_carried_for_all_settings(loaded):
