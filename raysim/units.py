@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 Units = Sequence[tuple[float, str, float]]
 """The least value that is too large for each unit, its name and its size."""
@@ -32,18 +32,18 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def format_bytes(size: float) -> str:
-    """Return a size in decimal units with three digits.
+def format_bytes(size: float, more: int = 0) -> str:
+    """Return a size in decimal units with three digits, or `more`.
 
     >>> format_bytes(999), format_bytes(4_194_304), format_bytes(22_937_600_000)
     ('999 B', '4.19 MB', '22.9 GB')
     """
     if abs(size) < 1000:
-        return f"{size:.0f} B"
+        return f"{size:.{more}f} B"
     power = min(int(math.log10(abs(size)) // 3), 5)
     if round(abs(size) / 1000**power, 1) >= 1000:
         power += 1
-    return f"{size / 1000**power:.3g} {['B', 'kB', 'MB', 'GB', 'TB', 'PB', 'EB'][power]}"
+    return f"{size / 1000**power:.{3 + more}g} {['B', 'kB', 'MB', 'GB', 'TB', 'PB', 'EB'][power]}"
 
 
 def format_seconds(seconds: float, of: float | None = None) -> str:
@@ -93,8 +93,27 @@ def decimals(value: float, digits: int, *limits: float, sign: str = "") -> str:
     return decimals(value, digits + 1, *limits, sign=sign) if moved else text
 
 
-def three_digits(value: float) -> str:
-    """Return a number with three digits, without an exponent.
+def apart(write: Callable[[float, int], str], first: float, second: float, more: int = 0) -> tuple[str, str]:
+    """Return two quantities as `write` does, with as many `more` digits as different ones need to look different.
+
+    >>> apart(format_bytes, 80e9, 8e9), apart(format_bytes, 80.04e9, 80e9)
+    (('80 GB', '8 GB'), ('80.04 GB', '80 GB'))
+    """
+    texts = write(first, more), write(second, more)
+    return texts if texts[0] != texts[1] or math.isclose(first, second) else apart(write, first, second, more + 1)
+
+
+def two_digits(value: float, sign: str = "") -> str:
+    """Return a number with two digits, or all before the point; `sign`: "+" to write that of a positive number too.
+
+    >>> two_digits(1.234), two_digits(61.4), two_digits(99.7), two_digits(123.4, "+")
+    ('1.2', '61', '100', '+123')
+    """
+    return f"{value:{sign}.2g}" if abs(value) < 99.5 else f"{value:{sign},.0f}"
+
+
+def three_digits(value: float, more: int = 0) -> str:
+    """Return a number with three digits, or `more`, without an exponent.
 
     >>> three_digits(0.5), three_digits(12345.6)
     ('0.500', '12,346')
@@ -102,4 +121,4 @@ def three_digits(value: float) -> str:
     if value == 0:
         return "0"
     digits = max(2 - math.floor(math.log10(abs(value) * 1.0005)), 0)
-    return f"{value:,.{min(digits, 4)}f}"
+    return f"{value:,.{min(digits, 4) + more}f}"

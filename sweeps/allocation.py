@@ -24,7 +24,7 @@ from raysim.pipeline.prepare import prepare
 from raysim.storage.places import PlaceError, check_answers, in_bucket
 from raysim.sweeps.study import Study, workers
 from raysim.training.checkpoint import KEPT
-from raysim.units import format_bytes, plural
+from raysim.units import apart, format_bytes, plural
 
 DRIVER = {"memory": 1.0}  # bundle of the trial actor, which only waits; a bundle cannot be empty
 PROCESS_BYTES = 1 << 30  # of a trial's process beside its stages: Python, torch, and the data of small models
@@ -378,7 +378,8 @@ def full_disk(study: Study, checkpoint_bytes: int, folder: Path) -> str | None:
     if needed <= free:
         return None
     fix = "" if study.race is None or thin else ", or `checkpoint_every_steps` = 0 for the least"
+    sizes = apart(format_bytes, needed, free)
     return (
-        f"Checkpoints of {plural(runs, 'run')} may take {format_bytes(needed)}, but {folder} has {format_bytes(free)} free: make room, "
+        f"Checkpoints of {plural(runs, 'run')} may take {sizes[0]}, but {folder} has {sizes[1]} free: make room, "
         f"or give another folder{fix}."
     )

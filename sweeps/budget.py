@@ -58,17 +58,17 @@ class Budget:
         return cls(text, amount * UNITS_S[name], gpus)
 
 
-def duration(seconds: float) -> str:
-    """Format a duration in seconds, minutes or hours, to about two digits.
+def duration(seconds: float, more: int = 0) -> str:
+    """Format a duration in seconds, minutes or hours, to about two digits, or `more`.
 
     >>> duration(42.4), duration(129), duration(600), duration(9000)
     ('42 s', '2.1 min', '10 min', '2.5 h')
     """
     if seconds < 99.5:
-        return f"{seconds:.0f} s"
+        return f"{seconds:.{more}f} s"
     if seconds < 100 * 60:
-        return f"{seconds / 60:.{1 if seconds < 9.95 * 60 else 0}f} min"
-    return f"{seconds / 3600:.1f} h"
+        return f"{seconds / 60:.{(1 if seconds < 9.95 * 60 else 0) + more}f} min"
+    return f"{seconds / 3600:.{1 + more}f} h"
 
 
 class Spending:

@@ -30,7 +30,7 @@ from raysim.analysis.comparison.race_plan import (
 from raysim.analysis.comparison.rule import CONFIDENCE, MIN_SEEDS, MOST_SEEDS, looks_after, seeds_to_decide
 from raysim.sweeps.budget import Spending, duration
 from raysim.sweeps.race_rounds import RaceRounds, RoundEntry
-from raysim.units import plural
+from raysim.units import apart, plural, two_digits
 
 GAIN = 0.1  # least gain in the chance of an answer that changes a plan: above the error of a simulation
 WORDS = {  # for exits
@@ -164,10 +164,10 @@ class RaceBudget:
         rounds, left_s, leader = self.rounds, self.left_s, entries[0].trial
         reserve_s = self.finish_s(leader) if rounds.evidence else 0.0
         if reserve_s > left_s and (count := self._shorter(leader, left_s)):
-            before = len(rounds.seeds)
+            before, (needed, left) = len(rounds.seeds), apart(self._takes, reserve_s, left_s)
             self._say(
                 f"Planned again after {self.spent}: {count} seeds in place of {before}, since {before} of {self._named(leader)}, would "
-                f"take {self._takes(reserve_s)} more, and {self._takes(self.left_s)} are left."
+                f"take {needed} more, and {left} are left."
             )
             self._take(count)
             return []
@@ -317,7 +317,8 @@ class RaceBudget:
         dense = set(rounds.seeds) - set(rounds.trained_seeds(rounds.dense, least=1.0))  # trained once, for all
         lacking_s = sum(map(self.finish_s, running)) - (len(running) - 1) * len(dense) * self.run_s(rounds.dense)
         if spending.budget.of_gpus:
-            whole = f"'{(self.trained_s + lacking_s) * spending.gpus / 3600:.2g} GPU hours'"
+            hours = math.ceil((self.trained_s + lacking_s) * spending.gpus / 36) / 100
+            whole = f"'{hours:.2f} GPU hours'"
         else:
             whole = f"{math.ceil((before_s + spending.elapsed_s + spending.elapsing_s(lacking_s)) / 60)}min"
         return f", decided by {len(rounds.seeds)} seeds each in {self._takes(lacking_s)} more: add `--resume --budget {whole}`"
@@ -326,7 +327,7 @@ class RaceBudget:
         """Return the harm of an undecided trial, and the seeds that would decide, with their cost."""
         rounds, race = self.rounds, self.rounds.race
         harms = rounds.harms(trial)
-        lead = f"Undecided: {self._named(trial)}: harm {fmean(harms):+.2g} {rounds.measure.unit} on {len(harms)} seeds"
+        lead = f"Undecided: {self._named(trial)}: harm {two_digits(fmean(harms), '+')} {rounds.measure.unit} on {len(harms)} seeds"
         level = (1 - CONFIDENCE) / race.family  # that of Holm's method for the first setting
         needed = seeds_to_decide(harms, race.margin, level, step=race.step, looks=looks_after(race.plan))
         if needed is None:
@@ -337,9 +338,9 @@ class RaceBudget:
     def _named(self, trial: int) -> str:
         return f"trial {trial}, {self._notations[trial]}"
 
-    def _takes(self, runs_s: float) -> str:
-        """Return the duration of run-seconds in words."""
-        return duration(self.spending.elapsing_s(runs_s))
+    def _takes(self, runs_s: float, more: int = 0) -> str:
+        """Return the duration of run-seconds in words, with `more` digits."""
+        return duration(self.spending.elapsing_s(runs_s), more)
 
 
 def _terms(plan: RacePlan) -> str:

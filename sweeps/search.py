@@ -37,7 +37,7 @@ from raysim.sweeps.trial import (
     trial_folder,
 )
 from raysim.sweeps.trial_rows import TrialRow
-from raysim.units import decimals, plural
+from raysim.units import decimals, plural, two_digits
 
 LOST_PROCESSES = 3  # restarts of a trial from its checkpoint after losing its processes
 
@@ -233,7 +233,7 @@ class RaceSearch(LedgerSearch):
         if (best := rounds.least_harmful) is None:
             return text
         harms = rounds.harms(best)
-        harm, seeds = f"{fmean(harms):+.2g} {rounds.measure.unit}", plural(len(harms), "seed")
+        harm, seeds = f"{two_digits(fmean(harms), '+')} {rounds.measure.unit}", plural(len(harms), "seed")
         return f"{text}; least harm so far {harm} on {seeds}: {self.ledger.rows[best].notation}"
 
     def _begin(self) -> RaceRounds:

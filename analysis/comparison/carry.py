@@ -20,7 +20,7 @@ from raysim.analysis.data import AnalysisError
 from raysim.analysis.runs.results import Results
 from raysim.config.boundaries import entries, read_setting
 from raysim.scaling import Carried, HeldOut, Laws, Series, held_out, reach
-from raysim.units import decimals, format_parameters, three_digits
+from raysim.units import apart, decimals, format_parameters, three_digits
 
 SURELY = 0.05
 """Error of calling harm at one size greater than at another, over all pairs of sizes of a setting."""
@@ -246,7 +246,7 @@ class _Pool:
             distance = max(value - own.max(), own.min() - value, 0.0)
             if distance <= limit + 1e-9:
                 continue
-            times, most = three_digits(math.exp(distance)), three_digits(math.exp(limit))
+            times, most = apart(three_digits, math.exp(distance), math.exp(limit))
             side, needed = ("largest", value - limit) if value > own.max() else ("smallest", value + limit)
             word = "or more" if side == "largest" else "or fewer"
             if name == "parameters":

@@ -13,7 +13,7 @@ from raysim.analysis.report.material import MODES, JobRuns, SettingRuns
 from raysim.analysis.runs.estimates import Estimate
 from raysim.network.prices import PAYS, times
 from raysim.quality import Measure
-from raysim.units import RATES, TIMES, decimals, format_bytes, plural, unit_of
+from raysim.units import RATES, TIMES, decimals, format_bytes, plural, two_digits, unit_of
 
 GAIN = f"{100 * (PAYS - 1):.0f} %"
 
@@ -258,13 +258,13 @@ def wire_words(bytes_share: float, latency_share: float) -> str:
 
     >>> wire_words(0.0132, 0.61)
     'Of a dense step, bytes take 1.3 % and latency 61 %: compression can save the bytes alone.'
-    >>> wire_words(0.2, 0.0)
-    'Of a dense step, bytes take 20 %: compression can save no more.'
+    >>> wire_words(0.997, 0.0)
+    'Of a dense step, bytes take 100 %: compression can save no more.'
     """
-    words = f"Of a dense step, bytes take {100 * bytes_share:.2g} %"
+    words = f"Of a dense step, bytes take {two_digits(100 * bytes_share)} %"
     if not latency_share:
         return f"{words}: compression can save no more."
-    return f"{words} and latency {100 * latency_share:.2g} %: compression can save the bytes alone."
+    return f"{words} and latency {two_digits(100 * latency_share)} %: compression can save the bytes alone."
 
 
 def _none_faster(job: JobRuns, network: str) -> str:

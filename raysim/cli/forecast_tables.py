@@ -27,7 +27,7 @@ from raysim.network.timeline_views import busiest_share, summary, wire_use
 from raysim.network.topology import Network
 from raysim.pipeline.groups import ring_bytes
 from raysim.pipeline.link import DIRECTIONS
-from raysim.units import format_bytes, format_seconds, plural, three_digits
+from raysim.units import apart, format_bytes, format_seconds, plural, three_digits
 from raysim.workloads.partition import cut_lines
 
 if TYPE_CHECKING:
@@ -208,6 +208,7 @@ def _memory_table(plan: Forecast) -> Table:
                 del parts[part]
         row = {"worker": str(worker), "stages": ", ".join(map(str, stages))}
         row |= {name: format_bytes(size) for name, size in parts.items()}
+        row["total"], _ = apart(format_bytes, total, plan.capacity_bytes or 0)
         rows.append(row | {"verdict": fits_words(total, plan.capacity_bytes)})
     return table_of(
         first_and_last(rows), "Peak memory of a worker, without framework and allocator", text=["worker", "stages"]

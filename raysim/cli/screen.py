@@ -24,7 +24,7 @@ from raysim.cli.options import (
     write_json,
 )
 from raysim.cli.terminal import console, echo, show_notes, table_of, write_line
-from raysim.units import format_seconds, plural
+from raysim.units import apart, format_seconds, plural, two_digits
 
 if TYPE_CHECKING:
     from raysim.screening.screen import Screen, Screened
@@ -194,7 +194,7 @@ def _of_gradient(each: Screened) -> dict[str, str]:
 def _changed(each: Screened, share: Difference | None) -> str:
     if share is None or not each.linked:
         return "-"
-    return f"{100 * share.value:.2g} %"
+    return f"{two_digits(100 * share.value)} %"
 
 
 def _difference(done: Screen, each: Screened, name: str) -> str:
@@ -211,7 +211,8 @@ def _beside(error: float, noise: float) -> str:
     """Format an error against the noise of a step; an error below the noise does not matter."""
     if math.isnan(noise):
         return f"{error:.2f}"
-    return f"{error:.2f} {'<' if error < noise else '>'} {noise:.2f}"
+    shown = apart(lambda value, more: f"{value:.{2 + more}f}", error, noise)
+    return f" {'<' if error < noise else '>'} ".join(shown)
 
 
 def _range(values: list[float]) -> str:

@@ -106,13 +106,18 @@ def sweep(
         phases.enter(None)
         resources = {"address": address, "wait": wait, "out": started.store.out}
         words = arguments(
-            "sweep", study, overrides, **limits, **resources, race=race, no_screen=screen is False, resume=True
+            "sweep", study, overrides, **limits, **resources, race=race, **_screening(screen), resume=True
         )
         run_sweep(started, shlex.join(["raysim", *words]), ending)
         if json_file is not None:
             from raysim.sweeps.verdicts import sweep_figures
 
             write_json(sweep_figures(started), json_file)
+
+
+def _screening(screen: bool | None) -> dict[str, bool]:
+    """Return the option that says whether to screen, for `arguments`; none by default."""
+    return {} if screen is None else {"screen" if screen else "no_screen": True}
 
 
 def arguments(command: str, subject: str, overrides: list[str] | None, **options: object) -> list[str]:
@@ -199,7 +204,7 @@ def submit(
     limits: dict[str, Any] = {"trials": trials, "seeds": seeds, "jobs": jobs, "confirm": confirm}
     limits |= {"wait": wait, "out": out, "budget": budget, "price_per_hour": price_per_hour}
     words = arguments(
-        "sweep", study, overrides, **limits, address="auto", race=race, no_screen=screen is False, resume=resume
+        "sweep", study, overrides, **limits, address="auto", race=race, **_screening(screen), resume=resume
     )
     run_job(words, Cluster.named(cluster, address), out, files=files, fetch=fetch)
 

@@ -19,7 +19,7 @@ from raysim.network.timed_step import Parts
 from raysim.network.topology import Network
 from raysim.notation import InputError
 from raysim.schedules.families import ZBV, OneFOneB, Schedule
-from raysim.units import format_bytes
+from raysim.units import apart, format_bytes
 
 PER_TOKEN = (
     ("Quantize(8, per='row')", "Quantize(8, per='row')"),
@@ -211,9 +211,10 @@ def _check(job: Job, own: HostLayout, networks: Sequence[Network], tried: Sequen
     if need > have:
         names = dict.fromkeys([fleet.name, "H200", "B200"])
         larger = " or ".join(f"{math.ceil(need / DEVICES[name].memory_bytes)} {name}" for name in names)
+        needs, has = apart(format_bytes, need, have)
         raise InputError(
-            f"{job.model.name} needs {format_bytes(need)} for weights, gradients and Adam ({STATE_BYTES} bytes for each of "
-            f"{job.model.num_parameters:.3g} parameters), but {fleet!r} has {format_bytes(have)}: {larger} would hold it."
+            f"{job.model.name} needs {needs} for weights, gradients and Adam ({STATE_BYTES} bytes for each of "
+            f"{job.model.num_parameters:.3g} parameters), but {fleet!r} has {has}: {larger} would hold it."
         )
     job.profile(Proposal(own))  # the schedule accepts the number of microbatches
 

@@ -17,7 +17,7 @@ from raysim.forecast.job import STATE_BYTES
 from raysim.network.topology import Network
 from raysim.notation import InputError
 from raysim.storage.files import output_file
-from raysim.units import format_bandwidth, format_bytes, format_seconds, three_digits
+from raysim.units import apart, format_bandwidth, format_bytes, format_seconds, three_digits
 
 MOST_LINES = 9
 """Most ways in the plot, one colour each."""
@@ -148,7 +148,7 @@ def _too_large(advice: Advice) -> list[str]:
         if recomputing <= job.fleet.memory_bytes
         else "use more hosts, more stages or smaller microbatches"
     )
-    need, have = format_bytes(advice.dense.memory_bytes), format_bytes(job.fleet.memory_bytes)
+    need, have = apart(format_bytes, advice.dense.memory_bytes, job.fleet.memory_bytes)
     return [f"It does not fit: a host needs {need} and has {have}; {remedy}."]
 
 

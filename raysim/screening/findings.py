@@ -9,7 +9,7 @@ from raysim.quality import MEASURES
 from raysim.screening.passes import TensorFacts
 from raysim.screening.screen import Screen, Screened, words
 from raysim.screening.verdicts import knowledge, knowledge_lost
-from raysim.units import format_seconds
+from raysim.units import format_seconds, two_digits
 
 FAITHFUL = 0.9
 """Fidelity of every cut from which a setting looks faithful."""
@@ -59,7 +59,7 @@ def _hidden_words(done: Screen) -> list[str]:
     others = f", and {len(hidden) - 1} more" if len(hidden) > 1 else ""
     harm = each.result.measures["loss"].difference
     return [
-        f"The loss hides harm: {words(each.setting)} adds {harm:+.2g} to it, and takes {lost:.2g} {measure.unit}{others}."
+        f"The loss hides harm: {words(each.setting)} adds {harm:+.2g} to it, and takes {two_digits(lost)} {measure.unit}{others}."
     ]
 
 
@@ -107,10 +107,10 @@ def _tensor_words(facts: Sequence[TensorFacts]) -> list[str]:
         named = f" of {noun} `{worst.tensor}`" if worst.tensor else f" of the {noun}"
         words = (
             f"At cut {worst.boundary + 1} the largest value{named} is {worst.peak:.0f} times the root mean square; "
-            f"0.1 % of the values hold {100 * worst.energy:.2g} % of the energy"
+            f"0.1 % of the values hold {two_digits(100 * worst.energy)} % of the energy"
         )
         if worst.massive:
-            channels, rows = (f"{100 * share:.2g} %" for share in (worst.channels, worst.rows))
+            channels, rows = (f"{two_digits(100 * share)} %" for share in (worst.channels, worst.rows))
             lines.append(
                 f"{words}, half of these in {channels} of the channels and {rows} of the rows: one range for a tensor wastes its "
                 "levels; group by `row` or `block`, or send the largest values separately."

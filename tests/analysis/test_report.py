@@ -36,7 +36,8 @@ from raysim.network.prices import PAYS, WireSeconds
 from raysim.nn import CompressedLink
 from raysim.quality import MEASURES
 from raysim.records import Run
-from raysim.units import decimals
+from raysim.sweeps.budget import duration
+from raysim.units import apart, decimals, format_bytes, three_digits
 
 NETWORKS = ("100mbps", "10mbps", "free")  # those of `page`
 
@@ -323,6 +324,13 @@ def test_a_number_is_read_on_its_side_of_a_limit(value, digits, limit):
     shown = float(decimals(value, digits, limit))
     assert ((shown < limit), (shown > limit)) == ((value < limit), (value > limit))
     assert abs(shown - value) <= 0.51 * 10**-digits
+
+
+@given(st.floats(1.0, 1e12), st.floats(1e-8, 1e-2), st.sampled_from([format_bytes, three_digits, duration]))
+@example(80e9, 5e-4, format_bytes)
+def test_two_figures_that_a_sentence_compares_do_not_look_equal(value, share, write):
+    assert len({*apart(write, value, value * (1 + share))}) == 2
+    assert len({*apart(write, value, value)}) == 1
 
 
 def test_a_figure_agrees_with_the_sentence_beside_it():

@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from raysim.analysis.report import compose
 from raysim.analysis.report.page import Chart, Table, Text
 from raysim.cli import app
+from raysim.cli.screen import _beside
 from raysim.compressors import Plain, parse
 from raysim.config import ConfigError, make_config
 from raysim.config.identity import DENSE, Setting
@@ -284,6 +285,13 @@ def test_an_exchange_of_replicas_is_priced_as_in_a_forecast():
         for name in END_COSTS[1:]:
             own, its = (getattr(plan.endings[0][1], name) for plan in plans)
             np.testing.assert_allclose(own, its, rtol=1e-3, err_msg=f"{name} of {setting}")
+
+
+@pytest.mark.parametrize(("error", "noise"), [(0.5021, 0.5023), (0.5023, 0.5021), (0.3, 0.5)])
+def test_an_error_stands_on_its_side_of_the_noise(error, noise):
+    first, sign, second = _beside(error, noise).split()
+    assert sign == ("<" if error < noise else ">")
+    assert (float(first) < float(second)) is (error < noise)
 
 
 @pytest.fixture(scope="module")

@@ -104,6 +104,15 @@ def test_a_budget_to_go_on_has_the_time_before_the_race(tmp_path, few_simulation
     assert after == alone + 10
 
 
+@pytest.mark.parametrize("gpus", [1.0, 3.0, 700.0])
+def test_the_gpu_hours_to_go_on_are_enough(tmp_path, few_simulations, gpus):
+    rounds, _ = budget_race(tmp_path, 0.3, {1: 0.0, 2: 0.0})
+    rounds.budget.spending = Spending(Budget.parse("1 GPU hours"), jobs=1, gpus=gpus)
+    said = rounds.budget.summary()[-1].partition("--budget '")[2].partition("'")[0]
+    left_s = Spending(Budget.parse(said), jobs=1, gpus=gpus).remaining_s(rounds.budget.trained_s)
+    assert left_s >= max(map(rounds.budget.finish_s, rounds.running)) > 0
+
+
 def plans_of(rounds):
     """Return the numbers of seeds of the plans in a race's file, in order."""
     frame = pd.read_parquet(rounds.file)

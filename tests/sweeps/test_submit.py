@@ -17,7 +17,9 @@ import pandas as pd
 import pytest
 import yaml
 from studies import BASE, write_study
+from typer.testing import CliRunner
 
+from raysim.cli import app
 from raysim.engine.connection import user_here
 from raysim.sweeps import submit
 
@@ -145,6 +147,16 @@ def test_a_study_is_sent_with_its_modules_and_its_results_are_fetched(dashboard,
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("option", ["--screen", "--no-screen"])
+def test_a_job_screens_as_it_was_told(monkeypatch, option):
+    sent = []
+    monkeypatch.setattr("raysim.cli.sweep.run_job", lambda words, *rest, **options: sent.append(words))
+    words = ["submit", "quickstart", "--out", "/srv/x", "--address", "http://127.0.0.1:1"]
+    for given in ([], [option]):
+        assert CliRunner().invoke(app, [*words, *given]).exit_code == 0
+    assert [[word for word in each if "screen" in word] for each in sent] == [[], [option]]
+
+
 def test_a_job_that_fails_gives_its_exit_code(dashboard, tmp_path):
     words = [str(write_study(tmp_path)), "num_stagez=2", "--address", dashboard, "--out", str(tmp_path / "out")]
     done = subprocess.run([*SUBMIT, *words], capture_output=True, text=True, timeout=120)
