@@ -126,7 +126,7 @@ def branch_harms(
         alpha, end = 1 - confidence, family.parts[-1].context
         harms = [part.context.harm_sample(setting, part.harms(setting), alpha) for setting, part in pairs]
         sums = [
-            part.context.harm_sample(setting, family.sums(setting, part.first, family.planned), 1 - CONFIDENCE, end)
+            part.context.harm_sample(setting, family.sums(setting, part.first, family.planned), alpha, end)
             for setting, part in pairs
         ]
         alone, rest = (_judged(samples, pairs, alpha) for samples in (harms, sums))

@@ -46,6 +46,8 @@ class ComparedRuns:
     """The seeds that each study fixed before it began."""
     begun: frozenset[Setting] = frozenset()
     """The settings with runs that confirm no choice, finished or not, without dense: the candidates."""
+    confirming: frozenset[Setting] = frozenset()
+    """The same of runs that confirm a choice."""
 
     @cached_property
     def settings(self) -> dict[Setting, pd.DataFrame]:
@@ -59,7 +61,7 @@ class ComparedRuns:
     def confirmations(self) -> ComparedRuns | None:
         """The confirming runs only; None if there are none."""
         rows = self.rows[self.rows["confirms"].astype(bool)]
-        return replace(self, rows=rows, begun=frozenset()) if len(rows) else None
+        return replace(self, rows=rows, begun=self.confirming) if len(rows) else None
 
     @cached_property
     def choices(self) -> ComparedRuns:
@@ -184,7 +186,7 @@ def contexts(results: Results, *, quality: str = "auto", margin: float | None = 
                     measure,
                     measure.margin if margin is None else margin,
                     plans,
-                    _begun(results, candidates),
+                    *(_begun(results, candidates, confirm=confirm) for confirm in (False, True)),
                 )
             )
     return sorted(comparable, key=lambda context: context.label)
@@ -223,9 +225,9 @@ def _rows(results: Results, runs: pd.DataFrame, measure: Measure, predictions: M
     return pd.DataFrame(rows)
 
 
-def _begun(results: Results, runs: pd.DataFrame) -> frozenset[Setting]:
-    """Return the compressed settings of the runs that confirm no choice."""
-    settings = {Setting.of(results.rows[run]) for run in runs["run"] if not is_confirmation(results.path(run))}
+def _begun(results: Results, runs: pd.DataFrame, *, confirm: bool) -> frozenset[Setting]:
+    """Return the compressed settings of the runs that confirm a choice, or of the others."""
+    settings = {Setting.of(results.rows[run]) for run in runs["run"] if is_confirmation(results.path(run)) is confirm}
     return frozenset(settings) - {Setting()}
 
 

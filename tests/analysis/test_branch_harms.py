@@ -1,5 +1,6 @@
 """Harm by parts of training: sums follow the parts, and verdicts the rule."""
 
+import itertools
 import re
 import shutil
 
@@ -12,8 +13,8 @@ from records_made import write_run
 from report_runs import change_row, copy_run
 
 from raysim import analysis
-from raysim.analysis.comparison.branches import BranchFamily, BranchPart, families
-from raysim.analysis.comparison.contexts import ComparedRuns
+from raysim.analysis.comparison.branches import BranchFamily, BranchPart, branch_harms, families
+from raysim.analysis.comparison.contexts import AT_CHANCE, ComparedRuns
 from raysim.analysis.report import compose
 from raysim.analysis.report.tables import has_branches, safe_from
 from raysim.config import make_config
@@ -89,6 +90,17 @@ def test_a_part_is_as_long_as_its_whole_runs_though_the_first_diverged(tmp_path)
                     change_row(folder, status="diverged", steps_done=1)
     (family,) = families(analysis.load(tmp_path))
     assert [(part.first, part.end) for part in family.parts] == [(0, 4), (4, 8)]
+
+
+def test_dense_must_be_above_chance_at_the_confidence_of_the_verdicts(tmp_path):
+    for first, forward, seed in itertools.product((0, 4), ("TopK(0.1)", "Identity"), range(3)):
+        loss = 0.9 + 0.2 * seed  # of a chance of 2.3
+        extra = {"parent": "parent", "first_step": first, "rate_steps": 8}
+        folder = tmp_path / f"{first}-{forward}-{seed}"
+        write_run(folder, finals={"loss_on": loss}, extra=extra, seed=seed, forward=forward, start=f"parent@{first}")
+    for confidence, lacking in ((0.95, ""), (0.9999, AT_CHANCE)):
+        harms = branch_harms(analysis.load(tmp_path), quality="loss", confidence=confidence)
+        assert {*harms["lacking"], *harms["rest_lacking"]} == {lacking}
 
 
 @pytest.fixture(scope="module")

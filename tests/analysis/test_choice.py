@@ -380,6 +380,18 @@ def test_eliminated_settings_count_in_report_family(tmp_path):
     assert {run: each["harm_high"] for run, each in reported.items()} == dict.fromkeys(row["runs"], row["harm_high"])
 
 
+def test_settings_whose_confirmation_is_not_over_count_in_its_family(tmp_path):
+    """The first of several to be confirmed is judged as one of them."""
+    finals = {"Identity": [0.90, 0.92, 0.91], "TopK(0.5)": [0.899, 0.921, 0.910]}
+    make_runs(tmp_path, finals)
+    make_runs(tmp_path / "confirm", finals)
+    (alone,) = analysis.settings(load(tmp_path)).to_dict("records")
+    write_run(tmp_path / "confirm" / "begun", status="interrupted", forward="TopK(0.3)")
+    (row,) = analysis.settings(load(tmp_path)).to_dict("records")
+    assert (alone["family"], row["family"]) == (1, 2)
+    assert row["harm_high"] > alone["harm_high"]
+
+
 def test_a_race_and_a_report_agree_about_the_same_harms(tmp_path):
     """Also about settings that borrow the spread of one that left on its first seeds."""
     study = write_study(tmp_path / "study", [{}], objectives={"accuracy_on": "maximize"})
