@@ -192,11 +192,13 @@ def expected_step(
     *,
     period: float = 1.0,
     gpus: int = 1,
+    shards: int = 1,
     sharded_bytes: float = 0.0,
 ) -> Expected:
     """Return the expected step of a job; `kinds` are timelines of its steps with their shares of all steps.
 
-    `period`: steps from one exchange of replicas to the next. `gpus`: GPUs of each worker. `sharded_bytes`: egress of sharded replicas.
+    `period`: steps from one exchange of replicas to the next. `gpus`: GPUs of each worker. `shards`: replicas with a copy of the
+    model together, which wait for one another in every step; `sharded_bytes` is their egress.
     """
     hosts = kinds[0][1].placement.hosts
     compute_s = sum(share * max(worker.compute_s for worker in timeline.workers()) for share, timeline in kinds)
@@ -205,8 +207,8 @@ def expected_step(
         step_s,
         compute_s=compute_s,
         sent_bytes=sent + sharded_bytes,
-        hosts=len(set(hosts[: kinds[0][1].table.num_workers])),
-        replicas=kinds[0][1].num_replicas,
+        hosts=len(set(hosts[: shards * kinds[0][1].table.num_workers])),
+        replicas=kinds[0][1].num_replicas // shards,
         gpus=gpus * len(hosts),
         period=period,
     )

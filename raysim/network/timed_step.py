@@ -167,8 +167,11 @@ class TimedStep:
         """
         kinds = [(share, self.simulate(network, i)) for i, (share, _) in enumerate(self.kinds)]
         period = self.interval if self.num_replicas > 1 else 1.0
+        shards = 1 if self.sharded is None else self.sharded.sharding.shards
         sent = self.sharded_bytes(network)
-        return expected_step(costs, self.step_s(network), kinds, period=period, gpus=gpus, sharded_bytes=sent)
+        return expected_step(
+            costs, self.step_s(network), kinds, period=period, gpus=gpus, shards=shards, sharded_bytes=sent
+        )
 
     def sharded_bytes(self, network: Network) -> float:
         """Return the bytes of parameters and gradients that leave hosts, or the sites of a network, in a step."""

@@ -126,6 +126,17 @@ def test_money_is_hours_and_bytes_and_grows_with_churn():
     assert local.checkpoint_every_s is None
 
 
+def test_the_shards_of_a_copy_wait_for_one_another_in_every_step():
+    """Between exchanges only the other copies train on: two of four hosts each, not eight of one."""
+    costs = FleetCosts(gpu_hour=1.0, step_times=Lognormal(0.2), departure_hours=24, restart_s=60)
+    sharded = Timings(
+        num_stages=1, num_replicas=8, num_microbatches=2, forward_s=1, backward_s=2, sharding="FSDP(4)", parameter_bytes=1e9,
+        gradient_bytes=2e9,
+    ).step()  # fmt: skip
+    local = replace(sharded, interval=100.0).expected(costs, FREE)
+    assert local[:4] == pytest.approx(costs.of_step(6.0, compute_s=6.0, hosts=4, replicas=2, gpus=8, period=100)[:4])
+
+
 @pytest.mark.parametrize("algorithm", ["ring", "direct", "tree", "server"])
 def test_an_average_sends_two_copies_from_all_but_one_replica(algorithm):
     step = Timings(
