@@ -149,12 +149,13 @@ class _ReduceScatter:
                 direction="replica_gradient",
                 step=self.step,
                 epoch=0,
-                microbatch=owner,
+                microbatch=0,
                 sample_ids=(),
                 key=derive_key(self.seed, "replica gradient", channel.rank, owner, self.index, self.step),
             )
-            packets[owner], changes = self.compressor.encode(shard, self.state, context)
-            changed.update(changes)
+            state = {0: self.state[owner]} if owner in self.state else {}
+            packets[owner], changes = self.compressor.encode(shard, state, context)
+            changed |= {owner: residual for residual in changes.values()}
         total = yield from reduce_scatter(_NAME, packets, shards[channel.rank], channel.rank, gradients.device)
         assert total is not None
         self.state.update(changed)

@@ -1,6 +1,7 @@
 """FSDP2 with compressed reduce-scatters: the stated closed form, checkpoints and refusals."""
 
 from collections import Counter
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,12 +10,15 @@ from fsdp_jobs import CODED, UNITS
 from ranks import check_refusals
 from torch import nn
 
+from raysim.codecs.message import CodecTable
+from raysim.compressors import parse
 from raysim.distributed import fsdp
 from raysim.forecast.fleet import Fleet, HostLayout, Proposal
 from raysim.forecast.job import Job
 from raysim.forecast.shapes import Shapes, StageCost, Unit
 from raysim.network.sharding import FSDP
 from raysim.network.transport import BARE
+from raysim.pipeline.groups import Group, exchange_together
 from raysim.schedules import GPipe
 
 
@@ -48,6 +52,25 @@ def test_reduce_scatters_have_their_closed_form_and_go_on_from_a_checkpoint(rank
             assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True)), law
         half, quarter = rank["bytes"]
         assert quarter < half / 2
+
+
+@pytest.mark.parametrize("method", ["ErrorFeedback(TopK(0.2){})", "MixedErrorFeedback(TopK(0.4){})"])
+@pytest.mark.parametrize("key", ["", ", key='link'"])
+def test_shards_get_all_that_was_fed_but_what_ranks_remember(method, key):
+    """Each rank remembers the residual of every other rank's shard."""
+    method, size = parse(method.format(key)), 3
+    channels: Any = [SimpleNamespace(rank=rank, size=size) for rank in range(size)]
+    ranks = [fsdp._ReduceScatter(method, 0, 0, {}) for _ in channels]
+    group, table = Group(tuple((rank, 0) for rank in range(size))), CodecTable(method.entries(), names=["shard"])
+    fed = torch.randn(4, size, size, 10, generator=torch.Generator().manual_seed(0))  # by step, rank and shard
+    arrived = torch.zeros(size, 10)
+    for step in fed:
+        rounds = [rank._rounds(x.flatten(), channel) for rank, x, channel in zip(ranks, step, channels, strict=True)]
+        arrived += torch.stack([each.result for each in exchange_together(group, rounds, table, num_values=10)])
+    for rank in ranks:
+        for shard, residual in rank.state.items():
+            arrived[shard] += residual.view(-1)
+    assert torch.allclose(arrived, fed.sum((0, 1)), atol=1e-5)
 
 
 class Layers:
