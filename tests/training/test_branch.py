@@ -7,7 +7,7 @@ import pytest
 import torch
 from branches import same_steps
 from configurations import SMALL
-from pipelines import RUNS, SUBSPACE, TIED, with_slow
+from pipelines import REPLICAS, RUNS, SUBSPACE, TIED, with_slow
 from runs import break_off, same_records
 from torch import nn
 
@@ -16,6 +16,7 @@ from raysim.analysis.comparison.contexts import contexts
 from raysim.config import ConfigError, make_config
 from raysim.engine.inline import InlineEngine
 from raysim.pipeline.plan import FIRST_PROFILED
+from raysim.pipeline.state import unpack_tensors
 from raysim.records import WARMUP_STEPS
 from raysim.training.checkpoint import checkpoints
 from raysim.training.run import Training
@@ -118,6 +119,28 @@ def test_memories_start_empty_for_a_changed_compressor(small, tmp_path):
     parents = begun.links[begun.links["step"] == 2].groupby("direction")["residual_norm"].sum()
     assert residuals["same"].equals(parents)
     assert residuals["other"]["forward"] < parents["forward"]
+
+
+def test_loss_scales_of_parent_and_branch_do_not_change_losses(small, tmp_path):
+    """Gradients and their residuals are scaled alike, by powers of two."""
+    losses = []
+    for scales in ((4096.0, 1.0), (1.0, 4096.0)):
+        settings = [{"backward": "ErrorFeedback(TopK(0.3))", "loss_scale": scale} for scale in scales]
+        begun = train(small(**settings[0], steps=2), engine="inline", out=tmp_path / f"parent {scales}")
+        config = small(**settings[1], steps=2, start=str(begun.folder))
+        losses.append(train(config, engine="inline", out=tmp_path / f"branch {scales}").steps["loss"].tolist())
+    assert losses[0] == losses[1]
+
+
+def test_replicas_stay_equal_if_a_branch_no_longer_sums_tied_gradients_with_theirs(small, tmp_path):
+    settings = {**REPLICAS, **TIED, "steps": 2, "tied_gradient": "ErrorFeedback(TopK(0.3))"}
+    begun = train(small(**settings, fused_embedding=True), engine="inline", out=tmp_path / "parent")
+    branch = train(small(**settings, start=str(begun.folder)), engine="inline", out=tmp_path / "branch")
+    held: dict[str, list[torch.Tensor]] = {}
+    for part in checkpoints(branch.folder / "checkpoints")[-1].parts():  # type: ignore[operator]
+        for name, x in unpack_tensors(part).items():
+            held.setdefault(name, []).append(x)
+    assert all(torch.equal(first, second) for name, (first, second) in held.items() if ".model." in name)
 
 
 @pytest.mark.parametrize("stop_after", [0, 3, pytest.param(1, marks=pytest.mark.slow)])
