@@ -155,7 +155,8 @@ class _ReduceScatter:
             )
             state = {0: self.state[owner]} if owner in self.state else {}
             packets[owner], changes = self.compressor.encode(shard, state, context)
-            changed |= {owner: residual for residual in changes.values()}
+            for residual in changes.values():
+                changed[owner] = residual
         total = yield from reduce_scatter(_NAME, packets, shards[channel.rank], channel.rank, gradients.device)
         assert total is not None
         self.state.update(changed)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import random
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,7 @@ from types import TracebackType
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import torch
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -166,7 +168,7 @@ def _trace(model: nn.Module, shape: DataShape) -> tuple[fx.Graph, dict[fx.Node, 
     for mode in (True, False):
         for constant in [each for each in vars(model) if each.startswith("_tensor_constant")]:
             delattr(model, constant)  # left by an earlier trace
-        shaped = ShapedTracer(shape.input_shape, dtype)
+        shaped, drawn = ShapedTracer(shape.input_shape, dtype), _random_states()
         try:
             graphs.append(shaped.trace(model.train(mode), concrete_args=constants or None))
         except Exception as error:
@@ -175,6 +177,11 @@ def _trace(model: nn.Module, shape: DataShape) -> tuple[fx.Graph, dict[fx.Node, 
             raise ValueError(f"{name} {problem}: {_line(error.__traceback__)}: {reason_of(error)}.") from error
         finally:
             model.train(training)
+        if _random_states() != drawn:
+            raise ValueError(
+                f"{name} cannot be cut: its forward draws random numbers that would be the same in every step. Use modules such as "
+                "nn.Dropout, or functions of a tensor such as torch.rand_like."
+            )
     first_code, second_code = (graph.python_code("self").src for graph in graphs)
     if first_code != second_code:
         lines = zip(first_code.splitlines(), second_code.splitlines(), strict=False)
@@ -184,6 +191,12 @@ def _trace(model: nn.Module, shape: DataShape) -> tuple[fx.Graph, dict[fx.Node, 
             "Use modules such as nn.Dropout, which know the mode themselves."
         )
     return graphs[-1], {node: x.dtype for node, x in shaped.values.items() if isinstance(x, Tensor)}
+
+
+def _random_states() -> tuple[object, ...]:
+    """Return the states of the global generators of torch, numpy and Python."""
+    _, words, *rest = np.random.get_state()
+    return torch.get_rng_state().numpy().tobytes(), words.tobytes(), *rest, random.getstate()
 
 
 def _line(trace: TracebackType | None) -> str:
@@ -235,6 +248,11 @@ class ShapedTracer(fx.Tracer):
         proxy: fx.Proxy = super().create_proxy(*args, **kwargs)
         if proxy.node not in self.values:
             self.values[proxy.node] = self._run(proxy.node)
+        computed = proxy.node.op.startswith("call_") and isinstance(self.values[proxy.node], Tensor)
+        if (
+            computed and not torch.is_grad_enabled() and proxy.node.target != "detach"
+        ):  # as in a block without gradients
+            return self.create_proxy("call_method", "detach", (proxy,), {})
         return proxy
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -1,6 +1,7 @@
 """A user's own modules, with a forward of their own."""
 
 import math
+import random
 
 import torch
 from torch import nn
@@ -118,6 +119,33 @@ class Moody(Network):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
         return self.head(F.dropout(self.stem(x), 0.5, self.training).mean((2, 3)))
+
+
+class Noisy(Network):
+    """A forward with noise of its own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return super().forward(x + torch.randn(8))
+
+
+class Skipping(Network):
+    """A forward that skips blocks at random."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        x = self.stem(x)
+        for block in self.encoder:
+            x = x if random.random() < 0.001 else block(x)
+        return self.head(x.mean((2, 3)))
+
+
+class Frozen(Network):
+    """A forward whose first blocks get no gradients, though their parameters require some."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        x = self.stem(x)
+        with torch.no_grad():
+            first, second = self.encoder[1](self.encoder[0](x)).chunk(2, dim=1)
+        return self.head((self.encoder[2](torch.cat([second, first], 1)) + x).mean((2, 3)))
 
 
 class Masked(Network):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from cut_models import train_cut
 from engines import staged_gradients, start
-from own_modules import Asking, Branches, Masked, Moody, Network, UNet
+from own_modules import Asking, Branches, Frozen, Masked, Moody, Network, Noisy, Skipping, UNet
 from torch import nn
 from torch.nn import functional as F
 
@@ -82,6 +82,22 @@ def test_traced_forward_handles_any_batch_size():
         assert torch.equal(layers(tokens), model(tokens))
 
 
+def test_blocks_without_gradients_get_none():
+    torch.manual_seed(0)
+    model = Frozen(DIGITS)
+    x, found = torch.randn(4, 1, 8, 8), []
+    for module in (traced(model, DIGITS, cuts=["encoder.1"]), model):
+        model.zero_grad()
+        module(x).sum().backward()
+        found.append(
+            {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+        )
+    layers, whole = found
+    assert layers.keys() == whole.keys()
+    assert not any(name.startswith(("encoder.0", "encoder.1")) for name in whole)
+    assert all(torch.equal(layers[name], x) for name, x in whole.items())
+
+
 def test_cut_network_with_skips_has_uncut_gradients(small):
     cut = {"model": {"name": "own_modules:unet"}, "num_stages": None, "cuts": ["down.0", "middle"]}
     config = small(**cut, schedule="ZBH1")
@@ -102,6 +118,8 @@ def test_cut_network_with_skips_has_uncut_gradients(small):
     [
         (Branches, r"Branches cannot be cut: .*own_modules\.py:\d+, `if x\.sum\(\) > 0:`: symbolically traced"),
         (Moody, r"Moody cannot be cut: its forward does not do the same in training and evaluation \(dropout = "),
+        (Noisy, r"Noisy cannot be cut: its forward draws random numbers that would be the same in every step\. Use "),
+        (Skipping, r"Skipping cannot be cut: its forward draws random numbers that would be the same in every step\. "),
         (Masked, r"Masked cannot be cut: its forward needs more than one input, x and mask\."),
     ],
 )
