@@ -44,7 +44,19 @@ class _Unknown(tuple[int, ...]):
         )
 
 
-UNKNOWN = Samples(_Unknown(), 0)
+class _UnknownEpoch(int):
+    """An unknown epoch; asking whether it is one of the first raises an error with the remedy."""
+
+    def __lt__(self, first: int) -> bool:
+        if first > 0:
+            raise ValueError(
+                "A method whose first epochs are dense needs the epoch: call the model in `with raysim.nn.samples(ids, "
+                "epoch=epoch):`, or set `warmup=0`."
+            )
+        return False
+
+
+UNKNOWN = Samples(_Unknown(), _UnknownEpoch())
 current_samples: ContextVar[Samples] = ContextVar("samples", default=UNKNOWN)
 """The samples of the enclosing `samples` block."""
 

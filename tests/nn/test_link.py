@@ -157,7 +157,7 @@ def test_a_gradient_in_evaluation_mode_shares_the_positions_of_its_activation():
 
 
 @pytest.mark.parametrize(
-    "forward", ["Identity", "TopK(0.3)", "Quantize(4)", "EF21(TopK(0.3))", "AQSGD(Quantize(4), key='slot')"]
+    "forward", ["Identity", "TopK(0.3)", "Quantize(4)", "EF21(TopK(0.3))", "AQSGD(Quantize(4), key='slot', warmup=0)"]
 )
 def test_a_layer_in_place_may_follow_a_link(forward):
     def outputs(*, inplace):
@@ -215,6 +215,10 @@ REFUSALS = {
     "no samples": (
         lambda: CompressedLink("AQSGD(Quantize(4))")(torch.ones(2, 3)),
         "call the model in `with raysim.nn.samples(ids):`",
+    ),
+    "no epoch": (
+        lambda: CompressedLink("AQSGD(Quantize(4), key='slot')")(torch.ones(2, 3)),
+        "call the model in `with raysim.nn.samples(ids, epoch=epoch):`, or set `warmup=0`.",
     ),
     "no links": (lambda: link_report(nn.ReLU()), "The model must hold a CompressedLink, but holds none."),
 }
