@@ -170,7 +170,7 @@ def insert_links(
     `forward` and `backward` are one notation for all links, or a list with one for each. The links are named `link0`,
     `link1`, ... With the same cuts, seed and microbatches, they send the same bits as a run of `raysim.train`.
 
-    Raises ValueError if a cut is not a layer of the model, or is its last layer.
+    Raises ValueError if a cut is not a layer of the model or is its last layer, or the model has a layer of a link's name.
 
     >>> model = nn.Sequential(OrderedDict(first=nn.Linear(4, 4), second=nn.Linear(4, 2)))
     >>> list(dict(insert_links(model, ["first"], forward="TopK(0.5)").named_children()))
@@ -180,6 +180,11 @@ def insert_links(
     _check_cuts(list(layers), cuts)
     notations = by_boundary(forward, backward, len(cuts))
     check_notations(notations, len(cuts), "cut")
+    taken = next((f"link{i}" for i in range(len(cuts)) if f"link{i}" in layers), None)
+    if taken is not None:
+        raise ValueError(
+            f"`model` must have no layer named as a new link, but has `{taken}`. Insert all links at once."
+        )
     linked: OrderedDict[str, nn.Module] = OrderedDict()
     for name, layer in layers.items():
         linked[name] = layer

@@ -208,6 +208,10 @@ REFUSALS = {
         lambda: insert_links(nn.Sequential(nn.Linear(1, 1), nn.ReLU()), ["1"]),
         "`cuts` must name layers in the model's order, each once and none the last, but got 1.",
     ),
+    "links twice": (
+        lambda: insert_links(insert_links(nn.Sequential(nn.ReLU(), nn.ReLU()), ["0"], forward="TopK(0.1)"), ["0"]),
+        "`model` must have no layer named as a new link, but has `link0`. Insert all links at once.",
+    ),
     "too many": (
         lambda: insert_links(nn.Sequential(nn.Linear(1, 1), nn.ReLU()), ["0"], forward=["Identity", "Identity"]),
         "`forward` must be one notation or a list with one per cut (1), but got 2.",
