@@ -233,7 +233,7 @@ class ShapedTracer(fx.Tracer):
             self._sample = torch.zeros((SAMPLES, *input_shape), dtype=dtype)
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
-        with _factories_traced(self):
+        with _factories_traced(self), torch.enable_grad():
             graph = super().trace(root, concrete_args)
         self._ask_nearby(graph)
         for node in reversed(graph.nodes):
