@@ -19,6 +19,7 @@ from raysim.distributed.exchange import (
     Shapes,
     build_alike,
     check_parameters,
+    check_rank,
     plain_names,
     run_rounds,
 )
@@ -120,6 +121,7 @@ class Gradients:
         return {
             "method": repr(self.method),
             "parameters": self._shapes,
+            "rank": self._channel.rank if self._memory or self._of_bucket else None,
             "step": self.step,
             "memory": dict(self._memory),
             "buckets": buckets,
@@ -127,12 +129,13 @@ class Gradients:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the `state_dict` of the same rank; raises ValueError if its method or model differs.
+        """Load the `state_dict` of the same rank; raises ValueError if its method or model differs, or it is another rank's.
 
         Parameters are matched by name, whether or not the model was compiled or wrapped.
         """
         if state["method"] != repr(self.method):
             raise ValueError(f"`method` must be {state['method']}, as in the checkpoint, but got {self.method!r}.")
+        check_rank(state.get("rank"), self._channel.rank)
         buckets = {names: names.split("\n") for names in state["buckets"]}
         held = [*map(_parameter, state["memory"]), *state["velocities"], *chain.from_iterable(buckets.values())]
         plain, shapes = plain_names(held), state.get("parameters", self._shapes)

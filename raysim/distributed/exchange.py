@@ -159,6 +159,14 @@ def check_parameters(saved: Shapes, own: Shapes) -> None:
         raise ValueError("`model` must have its parameters in the order of the checkpoint.")
 
 
+def check_rank(saved: int | None, own: int) -> None:
+    """Raise ValueError if a checkpoint, saved at rank `saved` or None without a memory, belongs to another rank."""
+    if saved not in (None, own):
+        raise ValueError(
+            f"The state to load must be that of this rank ({own}), whose memory is its own, but is that of rank {saved}."
+        )
+
+
 def run_rounds(
     rounds: Rounds[Any], channel: Channel, table: CodecTable, name: Hashable, *, stage: int, num_values: int
 ) -> MemberRounds:

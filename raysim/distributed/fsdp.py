@@ -19,7 +19,15 @@ from torch.distributed.tensor import DTensor
 
 from raysim.codecs.message import CodecTable
 from raysim.compressors import Compressor, Context, State
-from raysim.distributed.exchange import Channel, Shapes, build_alike, check_parameters, plain_names, run_rounds
+from raysim.distributed.exchange import (
+    Channel,
+    Shapes,
+    build_alike,
+    check_parameters,
+    check_rank,
+    plain_names,
+    run_rounds,
+)
 from raysim.pipeline.state import pack_state, unpack_state
 from raysim.random import derive_key
 from raysim.replication import parse_replica_method
@@ -76,6 +84,7 @@ class ShardedGradients:
     def __init__(self, method: Gathered, reductions: Sequence[_ReduceScatter]) -> None:
         self.method = method
         self._reductions = reductions
+        self._rank = dist.get_rank() if dist.is_initialized() else 0
 
     @property
     def sent_bytes(self) -> int:
@@ -87,12 +96,14 @@ class ShardedGradients:
             {"step": each.step, "memory": pack_state(each.state), "parameters": each.shapes}
             for each in self._reductions
         ]
-        return {"method": repr(self.method), "states": states}
+        rank = self._rank if any(each.state for each in self._reductions) else None
+        return {"method": repr(self.method), "rank": rank, "states": states}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the `state_dict` of the same rank; raises ValueError if its method or model differs."""
+        """Load the `state_dict` of the same rank; raises ValueError if its method or model differs, or it is another rank's."""
         if state["method"] != repr(self.method):
             raise ValueError(f"`method` must be {state['method']}, as in the checkpoint, but got {self.method!r}.")
+        check_rank(state.get("rank"), self._rank)
         if len(state["states"]) != len(self._reductions):
             raise ValueError(
                 f"`model` must have {len(state['states'])} modules of FSDP2, as in the checkpoint, but has {len(self._reductions)}."

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import pickle
 import random
 import traceback
 from collections import OrderedDict
@@ -193,10 +194,9 @@ def _trace(model: nn.Module, shape: DataShape) -> tuple[fx.Graph, dict[fx.Node, 
     return graphs[-1], {node: x.dtype for node, x in shaped.values.items() if isinstance(x, Tensor)}
 
 
-def _random_states() -> tuple[object, ...]:
+def _random_states() -> bytes:
     """Return the states of the global generators of torch, numpy and Python."""
-    _, words, *rest = np.random.get_state()
-    return torch.get_rng_state().numpy().tobytes(), words.tobytes(), *rest, random.getstate()
+    return pickle.dumps((torch.get_rng_state().numpy(), np.random.get_state(), random.getstate()))
 
 
 def _line(trace: TracebackType | None) -> str:

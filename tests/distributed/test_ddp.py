@@ -125,6 +125,7 @@ SENTENCES = [
     "`method`: `rank` must be at most 32, the rank of the largest matrix of the stage (weight), but got 40.",
     "Replica 1 could not average its gradients: A tensor to send by Quantize(4) holds NaN or infinity.",
     "`method` must be TopK(0.2), as in the checkpoint, but got TopK(0.1).",
+    "whose memory is its own, but is that of rank ",
     "but `weight` has the shape (16, 32) in the model and the shape (32, 32) in the checkpoint.",
     "`model` must have the checkpoint's parameters, but `0.weight` has the shape (32, 32) in the model and none in the checkpoint.",
 ]

@@ -37,6 +37,7 @@ SENTENCES = [
     "`method` must be TopK(0.1), as in the checkpoint, but got TopK(0.2).",
     "`model` must have 3 modules of FSDP2, as in the checkpoint, but has 2.",
     "`model` must have the checkpoint's parameters, but `2.weight` has the shape (16, 32) in the model and none in the checkpoint.",
+    "whose memory is its own, but is that of rank ",
     "Replica 1 could not average its gradients: A tensor to send by Quantize(4) holds NaN or infinity.",
 ]
 

@@ -4,6 +4,7 @@ import io
 import warnings
 
 import torch
+from torch import distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -196,6 +197,16 @@ def refusals(rank, world_size):
     kept = ddp.hook(model(), "TopK(0.1)")
     try:
         kept.load_state_dict({"method": "TopK(0.2)"})
+    except ValueError as error:
+        said.append(str(error))
+    feeding = model()
+    remembering = ddp.hook(feeding, "ErrorFeedback(TopK(0.1))")
+    feeding(torch.ones(2, 32)).sum().backward()
+    states = [None] * world_size
+    dist.all_gather_object(states, remembering.state_dict())
+    remembering.load_state_dict(states[rank])
+    try:
+        remembering.load_state_dict(states[1 - rank])
     except ValueError as error:
         said.append(str(error))
     state = kept.state_dict()

@@ -3,6 +3,7 @@
 import io
 
 import torch
+from torch import distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -116,12 +117,22 @@ def refusals(rank, world_size):
         kept = fsdp.compress(sharded(world_size, 0, 2), "TopK(0.1)").state_dict()
         fsdp.compress(model, method).load_state_dict(kept)
 
+    def other_rank():
+        model = sharded(world_size, 0)
+        gradients = fsdp.compress(model, "ErrorFeedback(TopK(0.1))")
+        model(batch(0, rank)).sum().backward()
+        states = [None] * world_size
+        dist.all_gather_object(states, gradients.state_dict())
+        gradients.load_state_dict(states[rank])
+        gradients.load_state_dict(states[1 - rank])
+
     cases = [
         lambda: fsdp.compress(sharded(world_size, 0), "TopK(0.1)" if rank == 0 else "TopK(0.2)"),
         lambda: fsdp.compress(sharded(world_size, 0), "TopK(0.1)" if rank == 0 else "PowerSGD(2)"),
         lambda: other_checkpoint(sharded(world_size, 0, 2), "TopK(0.2)"),
         lambda: other_checkpoint(sharded(world_size, 0), "TopK(0.1)"),
         lambda: other_checkpoint(sharded(world_size, 0, 1), "TopK(0.1)"),
+        other_rank,
         broken,
     ]
     said = []
