@@ -160,7 +160,7 @@ def check_parameters(saved: Shapes, own: Shapes) -> None:
 
 
 def check_rank(saved: int | None, own: int) -> None:
-    """Raise ValueError if a checkpoint, saved at rank `saved` or None without a memory, belongs to another rank."""
+    """Raise ValueError if a memory is another rank's; `saved`: its rank, None if there is no memory."""
     if saved not in (None, own):
         raise ValueError(
             f"The state to load must be that of this rank ({own}), whose memory is its own, but is that of rank {saved}."

@@ -45,7 +45,7 @@ class _Unknown(tuple[int, ...]):
 
 
 class _UnknownEpoch(int):
-    """An unknown epoch; asking whether it is one of the first raises an error with the remedy."""
+    """An unknown epoch; comparing it with a number of first epochs raises an error with the remedy."""
 
     def __lt__(self, first: int) -> bool:
         if first > 0:
