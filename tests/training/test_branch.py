@@ -137,7 +137,7 @@ def test_replicas_stay_equal_if_a_branch_no_longer_sums_tied_gradients_with_thei
     begun = train(small(**settings, fused_embedding=True), engine="inline", out=tmp_path / "parent")
     branch = train(small(**settings, start=str(begun.folder)), engine="inline", out=tmp_path / "branch")
     held: dict[str, list[torch.Tensor]] = {}
-    for part in checkpoints(branch.folder / "checkpoints")[-1].parts():  # type: ignore[operator]
+    for part in checkpoints(branch.folder / "checkpoints")[-1].parts():  # type: ignore[arg-type]
         for name, x in unpack_tensors(part).items():
             held.setdefault(name, []).append(x)
     assert all(torch.equal(first, second) for name, (first, second) in held.items() if ".model." in name)
