@@ -61,7 +61,7 @@ def snippet(row: Mapping[Any, Any], price: str = "") -> str:
     `price` is a comment with its speed-up in torch's own training code, put over each part of that kind.
 
     `row` has the keys of a run: `forward`, `backward`, `num_stages`, `num_microbatches`, `num_replicas`, `replica_gradient`,
-    `tied_gradient`.
+    `tied_gradient`, `shared_indices`, `compress_from`.
     Links are written for one process and for torch's pipelines, gradients of replicas for DistributedDataParallel.
 
     >>> row = {"num_stages": 1, "num_replicas": 2, "replica_gradient": "PowerSGD(2)"}
@@ -84,6 +84,13 @@ def snippet(row: Mapping[Any, Any], price: str = "") -> str:
     link = CompressedLink("Quantize(5)", backward="Identity", num_microbatches=4)
     >>> print(snippet(row | {"weights": "DoubleBuffered"}).splitlines()[0])
     # weights=DoubleBuffered: not here, since torch's pipelines run empty after each step.
+    >>> print(snippet(row | {"forward": "TopK(0.1)", "shared_indices": True, "compress_from": 200}))
+    # compress_from=200: train so many steps without these lines, then add them.
+    <BLANKLINE>
+    from raysim.nn import CompressedLink  # between two layers of any model, in one process: docs/take-home/link.md
+    link = CompressedLink("TopK(0.1)", backward="Identity", num_microbatches=4, shared_indices=True)
+    <BLANKLINE>
+    # shared_indices=true: not in torch's pipelines, whose gradients are sent with positions of their own.
     >>> print(snippet({"num_stages": 2, "tied_gradient": "TopK(0.01)"}))
     # tied_gradient=TopK(0.01): not here, since torch's pipelines do not sum gradients of tied parameters. Before optimizer.step(), sum
     # yours over the ranks that hold the parameter, uncompressed and so slower: dist.all_reduce(weight.grad, group=owners)
@@ -103,6 +110,9 @@ def snippet(row: Mapping[Any, Any], price: str = "") -> str:
             "\n# yours over the ranks that hold the parameter, uncompressed and so slower: "
             "dist.all_reduce(weight.grad, group=owners)"
         )
+    first = int(plain(row.get("compress_from")) or 0)
+    if parts and first:
+        parts.insert(0, f"# compress_from={first}: train so many steps without these lines, then add them.")
     weights = row.get("weights")
     if parts and isinstance(weights, str) and weights != SYNCHRONOUS:
         parts.insert(0, f"# weights={weights}: not here, since torch's pipelines run empty after each step.")
@@ -112,6 +122,8 @@ def snippet(row: Mapping[Any, Any], price: str = "") -> str:
 def _link_code(row: Mapping[Any, Any], price: str) -> Iterator[str]:
     """Yield Python for the compressed links of each replica and tensor."""
     microbatches = f"num_microbatches={_count(row, 'num_microbatches')}"
+    shared = bool(plain(row.get("shared_indices")))
+    in_one_process = microbatches + ", shared_indices=True" * shared
     for replica, tensor, forward, backward in _links(row):
         if _count(row, "num_stages") == 1 or (forward, backward) == (IDENTITY, IDENTITY):
             continue
@@ -123,12 +135,14 @@ def _link_code(row: Mapping[Any, Any], price: str) -> Iterator[str]:
         forward_text, backward_text = _quoted(forward), _quoted(backward)
         yield (
             "from raysim.nn import CompressedLink  # between two layers of any model, in one process: docs/take-home/link.md\n"
-            f"link = CompressedLink({forward_text}, backward={backward_text}, {microbatches})"
+            f"link = CompressedLink({forward_text}, backward={backward_text}, {in_one_process})"
             if one_notation
             else "from raysim.nn import insert_links  # at the cuts of a Sequential, in one process: docs/take-home/link.md\n"
-            f"model = insert_links(model, cuts, forward={forward_text}, backward={backward_text}, {microbatches})"
+            f"model = insert_links(model, cuts, forward={forward_text}, backward={backward_text}, {in_one_process})"
         )
-        if tensor is None:  # stages of torch's pipelines pass tensors by position, without names
+        if shared:
+            yield "# shared_indices=true: not in torch's pipelines, whose gradients are sent with positions of their own."
+        elif tensor is None:  # stages of torch's pipelines pass tensors by position, without names
             yield (
                 f"{price}from raysim.distributed.pipelining import compress_stages  # of torch's pipelines: "
                 "docs/take-home/pipelining.md\n"
