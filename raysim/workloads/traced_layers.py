@@ -249,9 +249,7 @@ class ShapedTracer(fx.Tracer):
         if proxy.node not in self.values:
             self.values[proxy.node] = self._run(proxy.node)
         computed = proxy.node.op.startswith("call_") and isinstance(self.values[proxy.node], Tensor)
-        if (
-            computed and not torch.is_grad_enabled() and proxy.node.target != "detach"
-        ):  # as in a block without gradients
+        if computed and not torch.is_grad_enabled() and proxy.node.target != "detach":  # within `torch.no_grad()`
             return self.create_proxy("call_method", "detach", (proxy,), {})
         return proxy
 
