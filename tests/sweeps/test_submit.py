@@ -146,7 +146,6 @@ def test_a_study_is_sent_with_its_modules_and_its_results_are_fetched(dashboard,
     assert pd.read_parquet(tmp_path / "fetched" / "trials.parquet")["status"].tolist() == ["finished"] * 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("option", ["--screen", "--no-screen"])
 def test_a_job_screens_as_it_was_told(monkeypatch, option):
     sent = []
@@ -157,6 +156,7 @@ def test_a_job_screens_as_it_was_told(monkeypatch, option):
     assert [[word for word in each if "screen" in word] for each in sent] == [[], [option]]
 
 
+@pytest.mark.slow
 def test_a_job_that_fails_gives_its_exit_code(dashboard, tmp_path):
     words = [str(write_study(tmp_path)), "num_stagez=2", "--address", dashboard, "--out", str(tmp_path / "out")]
     done = subprocess.run([*SUBMIT, *words], capture_output=True, text=True, timeout=120)
