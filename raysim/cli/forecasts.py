@@ -265,7 +265,7 @@ def calibrate(json_file: JsonFile = None) -> None:
     try:
         costs, hops = calibrate_ray()
         path = save_calibration("ray", costs)
-    except (WorkerLostError, OSError, ValueError) as error:
+    except (WorkerLostError, OSError) as error:
         fail(str(error), 1)
     for hop in hops:
         echo(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -258,9 +259,11 @@ def calibrated_transport(name: str, averaging: str | None = None) -> Transport:
 
 
 def save_calibration(name: str, costs: HostCosts) -> Path:
-    """Save the seconds of a transport on this machine, replacing earlier ones, and return the file; raises OSError."""
-    known = _read() | {parse_transport(name).name: costs}
-    path = calibration_file()
+    """Save the seconds of a transport on this machine, and return the file; a damaged one is replaced. Raises OSError."""
+    path, known = calibration_file(), dict[str, HostCosts]()
+    with suppress(ValueError):
+        known = _read()
+    known[parse_transport(name).name] = costs
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, json.dumps({key: asdict(value) for key, value in known.items()}, indent=1).encode())
     return path

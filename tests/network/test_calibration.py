@@ -42,6 +42,15 @@ def test_broken_calibration_gives_one_sentence_error(cache, content):
         calibrated_transport("ray")
     done = CliRunner().invoke(app, ["simulate", "digits-cnn", "--device", "T4", "--network", "free"])
     assert (done.exit_code, "Run `raysim calibrate`, or delete it." in done.stderr.replace("\n", " ")) == (2, True)
+    save_calibration("gloo", COSTS)  # as the sentence says
+    assert calibrated_transport("gloo").host == COSTS
+
+
+def test_a_cluster_that_does_not_answer_is_bad_input(monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
+    for words in (["calibrate"], ["sites", "two-universities", "--address", "127.0.0.1:9"]):
+        done = CliRunner().invoke(app, words)
+        assert (done.exit_code, "but '127.0.0.1:9' does not answer" in done.stderr) == (2, True)
 
 
 @pytest.mark.slow
