@@ -19,7 +19,7 @@ from raysim.distributed.exchange import (
     Shapes,
     build_alike,
     check_parameters,
-    check_rank,
+    check_same_rank,
     plain_names,
     run_rounds,
 )
@@ -135,7 +135,7 @@ class Gradients:
         """
         if state["method"] != repr(self.method):
             raise ValueError(f"`method` must be {state['method']}, as in the checkpoint, but got {self.method!r}.")
-        check_rank(state.get("rank"), self._channel.rank)
+        check_same_rank(state.get("rank"), self._channel.rank)
         buckets = {names: names.split("\n") for names in state["buckets"]}
         held = [*map(_parameter, state["memory"]), *state["velocities"], *chain.from_iterable(buckets.values())]
         plain, shapes = plain_names(held), state.get("parameters", self._shapes)

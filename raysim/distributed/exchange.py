@@ -159,7 +159,7 @@ def check_parameters(saved: Shapes, own: Shapes) -> None:
         raise ValueError("`model` must have its parameters in the order of the checkpoint.")
 
 
-def check_rank(saved: int | None, own: int) -> None:
+def check_same_rank(saved: int | None, own: int) -> None:
     """Raise ValueError if a memory is another rank's; `saved`: its rank, None if there is no memory."""
     if saved not in (None, own):
         raise ValueError(

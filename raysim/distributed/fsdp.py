@@ -24,7 +24,7 @@ from raysim.distributed.exchange import (
     Shapes,
     build_alike,
     check_parameters,
-    check_rank,
+    check_same_rank,
     plain_names,
     run_rounds,
 )
@@ -103,7 +103,7 @@ class ShardedGradients:
         """Load the `state_dict` of the same rank; raises ValueError if its method or model differs, or it is another rank's."""
         if state["method"] != repr(self.method):
             raise ValueError(f"`method` must be {state['method']}, as in the checkpoint, but got {self.method!r}.")
-        check_rank(state.get("rank"), self._rank)
+        check_same_rank(state.get("rank"), self._rank)
         if len(state["states"]) != len(self._reductions):
             raise ValueError(
                 f"`model` must have {len(state['states'])} modules of FSDP2, as in the checkpoint, but has {len(self._reductions)}."
