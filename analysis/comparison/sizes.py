@@ -130,7 +130,7 @@ def _tokens_of_sample(results: Results) -> dict[str, float]:
 
 
 def _size(runs: Sequence[Mapping[Any, Any]], tokens: float) -> Size:
-    """Return the size of runs of one setting; those that diverged have done fewer steps."""
+    """Return the size of the runs of a setting: a diverged one has fewer steps than planned."""
     run, steps = runs[0], max(each["steps_done"] for each in runs)
     parameters = plain(run.get("num_parameters"))
     if parameters is None:
