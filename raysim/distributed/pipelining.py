@@ -139,7 +139,7 @@ class _PacketSide(BoundaryModule):
         backward: str = "Identity",
         *,
         dtype: torch.dtype = torch.float32,
-        **settings: int,
+        **settings: Any,
     ) -> None:
         methods = parse_methods(forward, backward)
         super().__init__(methods, self.held, **settings)

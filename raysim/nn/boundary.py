@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from raysim.compressors import Compressor, Context
+from raysim.nn.loss_scale import LossScale
 from raysim.pipeline.link import DIRECTIONS, Link, LinkAccount
 from raysim.pipeline.state import pack_state, unpack_state
 from raysim.random import derive_key
@@ -97,6 +98,7 @@ class BoundaryModule(nn.Module):
         seed: int = 0,
         replica: int = 0,
         measure_every_steps: int = 10,
+        scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         super().__init__()
         if num_microbatches < 1:
@@ -114,6 +116,7 @@ class BoundaryModule(nn.Module):
             (direction, sender): Link(methods[DIRECTIONS.index(direction)], boundary, direction, sender=sender)
             for direction, sender in ends
         }
+        self._scales = {end: LossScale(scaler) for end in self.links if end[0] == "backward"}
         self._totals = {end: LinkAccount(boundary, *end) for end in self.links}
 
     def extra_repr(self) -> str:
@@ -132,9 +135,11 @@ class BoundaryModule(nn.Module):
             self.microbatch = 0
 
     def settle(self) -> None:
-        """End the step if all its microbatches are done, so that the memories can be read."""
+        """End the step if all its microbatches are done, so that the memories can be read, in the scale of the loss."""
         if self.microbatch == self.num_microbatches:
             self.end_step()
+        for end, scale in self._scales.items():
+            self.links[end].state = scale.follow(self.links[end].state)
 
     def measures(self) -> bool:
         """Return whether fidelity is measured in the current step."""
@@ -202,7 +207,9 @@ class BoundaryModule(nn.Module):
     def get_extra_state(self) -> dict[str, Any]:
         """Return the memories and the step count, for `state_dict`."""
         self.settle()
-        memories = {_name(*end): pack_state(link.state) for end, link in self.links.items()}
+        states = {end: link.state for end, link in self.links.items()}
+        states |= {end: scale.unscaled(states[end]) for end, scale in self._scales.items()}
+        memories = {_name(*end): pack_state(state) for end, state in states.items()}
         forward, backward = (repr(method) for method in self.methods)
         return {"forward": forward, "backward": backward, "step": self.step, "memories": memories}
 
@@ -214,6 +221,8 @@ class BoundaryModule(nn.Module):
         self.step, self.microbatch = state["step"], 0
         for end, link in self.links.items():
             link.load(unpack_state(state["memories"][_name(*end)], link.device))
+        for scale in self._scales.values():
+            scale.forget()
 
 
 def _name(direction: str, sender: bool) -> str:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from raysim.codecs import NonFiniteError
 from raysim.codecs.codec import Support
 from raysim.compressors import Compressor, Context, parse, share_indices
 from raysim.nn.boundary import BoundaryModule, custom_gradient
@@ -30,7 +32,8 @@ class CompressedLink(BoundaryModule):
     `num_microbatches` calls in training mode make a step; a memory keyed by slot belongs to one of these calls. If a step has
     fewer, `end_step` ends it. Memories keyed by sample need `raysim.nn.samples`. `boundary` and `replica` distinguish the
     keys of random codecs. `shared_indices` sends gradients at the positions kept by the activation. Fidelity is measured
-    every `measure_every_steps` steps, 0 for never.
+    every `measure_every_steps` steps, 0 for never. `scaler` scales the loss: memories of gradients follow its scale, and an
+    overflow, which it skips, changes none of them.
 
     In evaluation mode, and without gradients, memories are neither used nor changed. The attribute `evaluation` then selects the
     messages, of activations and of any gradients: "on" (the codec's packet), "off" (uncompressed) or "on_direct" (see `AQSGD`). Do
@@ -59,6 +62,7 @@ class CompressedLink(BoundaryModule):
         seed: int = 0,
         replica: int = 0,
         measure_every_steps: int = 10,
+        scaler: torch.amp.GradScaler | None = None,
     ) -> None:
         super().__init__(
             parse_methods(forward, backward, shared_indices=shared_indices),
@@ -68,7 +72,9 @@ class CompressedLink(BoundaryModule):
             seed=seed,
             replica=replica,
             measure_every_steps=measure_every_steps,
+            scaler=scaler,
         )
+        self._skips = scaler is not None  # steps whose gradients overflow
         self.shared_indices = shared_indices
         self.evaluation = "on"
         self._supports: dict[int, Support] = {}  # of activations awaiting their gradients, by microbatch
@@ -76,14 +82,16 @@ class CompressedLink(BoundaryModule):
     def forward(self, x: Tensor) -> Tensor:
         """Return the received tensor, of the shape and dtype of `x`.
 
-        Raises NonFiniteError if `x` holds NaN or infinity.
+        Raises NonFiniteError if `x` holds NaN or infinity, and its backward if the gradient does, unless there is a scaler.
         """
         if not self.training or not torch.is_grad_enabled():
             return self._evaluate(x)
         self.settle()
         context = self.context(x.shape)
         received = custom_gradient(
-            x, partial(self._cross, context), lambda gradient: self._cross(self.of_gradient(context), gradient)
+            x,
+            partial(self._cross, context),
+            self._skipping(lambda gradient: self._cross(self.of_gradient(context), gradient)),
         )
         self.microbatch += 1
         return received
@@ -98,6 +106,19 @@ class CompressedLink(BoundaryModule):
             self._supports[context.microbatch] = sender.support()
         return _own_memory(y, x)
 
+    def _skipping(self, backward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """Return a backward that passes an overflow on as NaN if a scaler skips its step."""
+
+        def passed(gradient: Tensor) -> Tensor:
+            try:
+                return backward(gradient)
+            except NonFiniteError:
+                if not self._skips:
+                    raise
+                return torch.full_like(gradient, math.nan)
+
+        return passed
+
     def of_gradient(self, context: Context) -> Context:
         support = self._supports.pop(context.microbatch) if self.shared_indices else None
         return super().of_gradient(context)._replace(support=support)
@@ -110,7 +131,7 @@ class CompressedLink(BoundaryModule):
         kept: list[Support] = []
         forward = partial(self._cross_evaluation, "forward", self.evaluation, key, kept)
         backward = partial(self._cross_evaluation, "backward", self.evaluation, derive_key(key, "backward"), kept)
-        return custom_gradient(x, forward, backward)
+        return custom_gradient(x, forward, self._skipping(backward))
 
     def _cross_evaluation(self, direction: str, mode: str, key: int, kept: list[Support], x: Tensor) -> Tensor:
         """Send a tensor in an evaluation mode; `kept` passes the activation's support on if its gradient shares it."""
@@ -164,11 +185,13 @@ def insert_links(
     num_microbatches: int = 1,
     shared_indices: bool = False,
     seed: int = 0,
+    scaler: torch.amp.GradScaler | None = None,
 ) -> nn.Sequential:
     """Return a Sequential of the same named layers, with a `CompressedLink` after each layer named in `cuts`.
 
     `forward` and `backward` are one notation for all links, or a list with one for each. The links are named `link0`,
-    `link1`, ... With the same cuts, seed and microbatches, they send the same bits as a run of `raysim.train`.
+    `link1`, ... With the same cuts, seed and microbatches, they send the same bits as a run of `raysim.train`. The other arguments
+    are as in `CompressedLink`.
 
     Raises ValueError if a cut is not a layer of the model or is its last layer, or the model has a layer of a link's name.
 
@@ -196,6 +219,7 @@ def insert_links(
                 num_microbatches=num_microbatches,
                 shared_indices=shared_indices,
                 seed=seed,
+                scaler=scaler,
             )
     return nn.Sequential(linked)
 

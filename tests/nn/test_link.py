@@ -264,3 +264,51 @@ def test_a_compiled_model_sends_the_same_messages():
             losses.append(loss.item())
         assert link_report(model)["packets"].tolist() == [3, 3]
     assert losses[:3] == losses[3:]
+
+
+SCALED = ["Identity", "ErrorFeedback(TopK(0.25))", "EF21(Quantize(4))", "LazyErrorPropagation(WarmStart(LowRank(2)))"]
+SCALED += ["AQSGD(Quantize(8), key='slot', warmup=0)"]
+
+
+def trained_in_two_parts(backward, steps, scaler=None, *, training=True, broken=(), reload=False):
+    """Return the parameters after some steps, of which the broken ones overflow below a link."""
+    torch.manual_seed(0)
+    layers = nn.Sequential(OrderedDict(a=nn.Linear(8, 16), b=nn.Linear(16, 16), c=nn.Linear(16, 2)))
+
+    def build():
+        links = insert_links(layers, ["a", "b"], backward=backward, num_microbatches=2, scaler=scaler)
+        return links.train(training)
+
+    model, optimizer, overflows = build(), torch.optim.SGD(layers.parameters(), lr=0.1), False
+    layers.b.register_forward_hook(
+        lambda _, __, y: y.register_hook(lambda g: g * math.inf if overflows else g) and None
+    )
+    for step in steps:
+        for microbatch in range(2):
+            overflows = step in broken and microbatch == 1
+            loss = (
+                model(torch.randn(4, 8, generator=torch.Generator().manual_seed(2 * step + microbatch))).square().mean()
+            )
+            (loss if scaler is None else scaler.scale(loss)).backward()
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+        optimizer.zero_grad()
+        if reload:
+            again = build()
+            again.load_state_dict(model.state_dict())
+            model = again
+    return torch.cat([p.detach().view(-1) for p in model.parameters()])
+
+
+@pytest.mark.parametrize(
+    ("backward", "options"),
+    [("Quantize(4)", {"training": False})]
+    + [(method, {"reload": reload}) for method in SCALED for reload in (False, True)],
+)
+def test_a_scaler_s_steps_are_those_without_it_and_an_overflow_changes_no_memory(backward, options):
+    scaler = torch.amp.GradScaler("cpu", init_scale=0.25, growth_interval=1)  # doubles in other steps
+    skipping = trained_in_two_parts(backward, range(6), scaler, broken=(2, 3), **options)
+    assert torch.equal(skipping, trained_in_two_parts(backward, (0, 1, 4, 5), **options))
