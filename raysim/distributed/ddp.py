@@ -2,17 +2,17 @@
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch import distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from raysim.codecs import NonFiniteError
 from raysim.distributed.exchange import (
     Channel,
     ReplicaError,
@@ -20,11 +20,13 @@ from raysim.distributed.exchange import (
     build_alike,
     check_parameters,
     check_same_rank,
+    overflowed,
     plain_names,
     run_rounds,
 )
 from raysim.replication import parse_replica_method
-from raysim.replication.method import Averaged, ReplicaContext, ReplicaMethod
+from raysim.replication.layers import WHOLE, Layered
+from raysim.replication.method import Averaged, Memory, ReplicaContext, ReplicaMethod
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -80,6 +82,7 @@ class Gradients:
         self._order = {name: i for i, name in enumerate(self._parameters)}
         trained = {name: tuple(p.shape) for name, p in self._parameters.items() if p.requires_grad}
         self._channel = Channel(model.process_group, next(iter(every.values())).device)
+        self._finds_unused = model.find_unused_parameters
         self._optimizer = optimizer
         self._momentum = momentum
         self._steps_per_epoch = steps_per_epoch
@@ -118,10 +121,11 @@ class Gradients:
     def state_dict(self) -> dict[str, Any]:
         """Return the memory of this rank, for a checkpoint; every rank keeps its own."""
         buckets = {"\n".join(names): dict(kept) for names, kept in self._of_bucket.items()}
+        own = bool(self._memory or self._of_bucket) and not self.method.common_memory
         return {
             "method": repr(self.method),
             "parameters": self._shapes,
-            "rank": self._channel.rank if self._memory or self._of_bucket else None,
+            "rank": self._channel.rank if own else None,
             "step": self.step,
             "memory": dict(self._memory),
             "buckets": buckets,
@@ -143,9 +147,10 @@ class Gradients:
         check_parameters(saved | {name: () for name in plain.values() if name not in saved}, self._shapes)
         self.step = state["step"]
         self._memory = {f"{key.rpartition('/')[0]}/{plain[_parameter(key)]}": x for key, x in state["memory"].items()}
-        self._of_bucket = {
-            tuple(plain[name] for name in names): dict(state["buckets"][key]) for key, names in buckets.items()
-        }
+        self._of_bucket = {}
+        for key, saved_names in buckets.items():
+            names = tuple(plain[name] for name in saved_names)
+            self._keep(_split(state["buckets"][key], self._of_row(names)), names)
         self._velocities = {plain[name]: x for name, x in state["velocities"].items()}
 
     def report(self) -> "pd.DataFrame":
@@ -219,43 +224,54 @@ class Gradients:
         gradients = {
             name: gradient.float() if scale == 1.0 else gradient.float() / scale for name, gradient in held.items()
         }
+        unused = self._unused(gradients)
         names = tuple(held)
         memory = {key: x for key, x in self._memory.items() if _parameter(key) in held} | self._of_bucket.get(names, {})
-        rounds = self.method.average(gradients, memory, self._context(index))
+        layers = self._of_row(names)
+        rounds = self.method.average(gradients, _join(memory, layers), self._context(index))
         num_values = sum(gradient.numel() for gradient in gradients.values())
         try:
             exchange = run_rounds(
                 rounds, self._channel, self.method.table(names), names, stage=index, num_values=num_values
             )
         except ReplicaError as error:
-            if not self._overflowed(error):
+            if not overflowed(error, self._channel, self._parameters.values()):
                 raise
             self._overflows = True
             return
         averaged: Averaged = exchange.result
         for name, gradient in averaged.gradients.items():
+            if name in unused:
+                continue
             if self._momentum is not None and name not in averaged.with_momentum:
                 gradient = self._velocities[name] = gradient + self._momentum * self._velocities.get(name, 0.0)
             held[name].copy_(gradient.view_as(held[name]))
             if scale != 1.0:
                 held[name].mul_(scale)
-        self._of_bucket[names] = {}
-        for key, x in averaged.memory.items():
-            (self._memory if _parameter(key) in held else self._of_bucket[names])[key] = x
-        self._of_bucket = {each: kept for each, kept in self._of_bucket.items() if kept}
+        after = _split(averaged.memory, layers)
+        self._keep({key: x for key, x in after.items() if _parameter(key) not in unused}, names)
         self._dense_bytes += exchange.account.dense_bytes
 
-    def _overflowed(self, error: ReplicaError) -> bool:
-        """Return whether only NaN or infinity in gradients made the exchange fail, as before a GradScaler skips a step.
+    def _keep(self, memory: Memory, names: tuple[str, ...]) -> None:
+        """Keep the memory of a bucket with these parameters, in place of that of buckets which DDP has rebuilt since."""
+        self._memory |= {key: x for key, x in memory.items() if _parameter(key) in names}
+        of_bucket = {key: x for key, x in memory.items() if _parameter(key) not in names}
+        self._of_bucket = {each: kept for each, kept in self._of_bucket.items() if not {*names} & {*each}}
+        if of_bucket:
+            self._of_bucket[names] = of_bucket
 
-        Called on every rank after an exchange has failed.
-        """
-        own = error.__context__  # None if another rank failed
-        excused = own is None or isinstance(own, NonFiniteError)
-        excused = excused and all(bool(parameter.isfinite().all()) for parameter in self._parameters.values())
-        failed = torch.tensor(float(not excused), device=self._channel.device)
-        dist.all_reduce(failed, dist.ReduceOp.MAX, self._channel.group)
-        return not failed.item()
+    def _unused(self, gradients: Mapping[str, Tensor]) -> frozenset[str]:
+        """Return the parameters whose gradients are zero on all ranks, if DDP looks for such: it drops their averages."""
+        if not self._finds_unused:
+            return frozenset()
+        used = np.array([bool(gradient.any()) for gradient in gradients.values()])
+        ranks = self._channel.gather(("used", *gradients), used)
+        return frozenset(name for name, *is_used in zip(gradients, *ranks, strict=True) if not any(is_used))
+
+    def _of_row(self, names: Iterable[str]) -> Shapes:
+        """Return the shapes of those parameters that are in a row of all layers."""
+        shapes = {name: tuple(self._parameters[name].shape) for name in names}
+        return self.method.compressed_shapes(shapes) if isinstance(self.method, Layered) else shapes
 
     def _context(self, index: int) -> ReplicaContext:
         per_epoch = self._steps_per_epoch or max(1, self.step + 1)
@@ -274,14 +290,11 @@ class Gradients:
         )
 
     def _share_time(self, now: float) -> None:
-        """Send the first rank's seconds for the last step to all ranks, if the method depends on them."""
+        """Give all ranks the first one's seconds for the last step, if the method depends on them."""
         if "step_s" not in self.method.needs:
             return
         if self._began is not None:
-            seconds = torch.tensor([now - self._began], dtype=torch.float64, device=self._channel.device)
-            first = dist.get_global_rank(self._channel.group, 0)
-            dist.broadcast(seconds, first, self._channel.group)
-            self._step_s = float(seconds)
+            self._step_s = float(self._channel.gather("seconds", np.array([now - self._began]))[0, 0])
         self._began = now
 
     def _checked(self, notation: str, shapes: Mapping[str, tuple[int, ...]]) -> ReplicaMethod:
@@ -320,3 +333,26 @@ def _communicate(gradients: Gradients, bucket: dist.GradBucket) -> torch.futures
 def _parameter(key: str) -> str:
     """Return the parameter in a memory's key: the last part, after the kind and the kinds of wrapping methods."""
     return key.rpartition("/")[2]
+
+
+def _split(memory: Memory, layers: Shapes) -> Memory:
+    """Return a memory with its rows of all layers split by layer, since DDP may put these into other buckets."""
+    split: Memory = {}
+    for key, x in memory.items():
+        if _parameter(key) != WHOLE:
+            split[key] = x
+            continue
+        parts = torch.split(x.view(-1), [math.prod(shape) for shape in layers.values()])
+        split |= {f"{key}/{name}": part for name, part in zip(layers, parts, strict=True)}
+    return split
+
+
+def _join(memory: Memory, layers: Shapes) -> Memory:
+    """Return a memory with the rows that `_split` has split; layers without a part get zeros."""
+    joined = {key: x for key, x in memory.items() if f"/{WHOLE}/" not in key}
+    parts = {key: x for key, x in memory.items() if key not in joined}
+    for row in dict.fromkeys(key.rpartition("/")[0] for key in parts):
+        like = next(iter(parts.values()))
+        held = [parts.get(f"{row}/{name}", like.new_zeros(math.prod(shape))) for name, shape in layers.items()]
+        joined[row] = torch.cat(held)[None]
+    return joined

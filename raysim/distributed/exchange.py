@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import distributed as dist
 
+from raysim.codecs import NonFiniteError
 from raysim.codecs.message import CodecTable, Message
 from raysim.pipeline.groups import Group, MemberRounds
 from raysim.pipeline.messages import Parts
@@ -68,6 +69,15 @@ class Channel:
             if lengths[other] < 0:
                 raise ReplicaError(received[other].decode())
         return received
+
+    def gather(self, slot: Hashable, values: np.ndarray) -> np.ndarray:
+        """Return the values of all ranks, of equal shape, one row each; all ranks call it in the same order, see `swap`.
+
+        A collective of torch would do, but DDP has its own under way, in another order on each rank.
+        """
+        received = self.swap(slot, {rank: values.tobytes() for rank in range(self.size) if rank != self.rank})
+        rows = [received.get(rank, values.tobytes()) for rank in range(self.size)]
+        return np.stack([np.frombuffer(row, values.dtype) for row in rows])
 
     def _first_parts(
         self, slot: Hashable, outgoing: Mapping[int, bytes], others: list[int], failed: bool
@@ -165,6 +175,17 @@ def check_same_rank(saved: int | None, own: int) -> None:
         raise ValueError(
             f"The state to load must be that of this rank ({own}), whose memory is its own, but is that of rank {saved}."
         )
+
+
+def overflowed(error: ReplicaError, channel: Channel, parameters: Iterable[torch.Tensor]) -> bool:
+    """Return whether only NaN or infinity in gradients made an exchange fail, as before a GradScaler skips a step.
+
+    Called on every rank after an exchange has failed. `parameters`: this rank's, finite unless training has diverged.
+    """
+    own = error.__context__  # None if another rank failed
+    excused = own is None or isinstance(own, NonFiniteError)
+    excused = excused and all(bool(parameter.isfinite().all()) for parameter in parameters)
+    return bool(channel.gather("overflowed", np.array([excused])).all())
 
 
 def run_rounds(

@@ -8,6 +8,7 @@ fit: FSDP2 passes flat shards, and a rank sees only the sum of its own shard.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,13 +22,16 @@ from raysim.codecs.message import CodecTable
 from raysim.compressors import Compressor, Context, State
 from raysim.distributed.exchange import (
     Channel,
+    ReplicaError,
     Shapes,
     build_alike,
     check_parameters,
     check_same_rank,
+    overflowed,
     plain_names,
     run_rounds,
 )
+from raysim.nn.loss_scale import LossScale
 from raysim.pipeline.state import pack_state, unpack_state
 from raysim.random import derive_key
 from raysim.replication import parse_replica_method
@@ -37,11 +41,14 @@ from raysim.replication.method import Rounds, reduce_scatter
 _NAME = "shard"
 
 
-def compress(model: nn.Module, method: str, *, seed: int = 0) -> ShardedGradients:
+def compress(
+    model: nn.Module, method: str, *, seed: int = 0, scaler: torch.amp.GradScaler | None = None
+) -> ShardedGradients:
     """Make FSDP2 reduce a model's gradients through a codec, alone or with error feedback, and return the reducer.
 
     Call it on every rank after `fully_shard`. Each group of parameters that FSDP reduces together is compressed as one row,
-    including small tensors. A rank's own contribution is exact.
+    including small tensors. A rank's own contribution is exact. `scaler` scales the loss: residuals follow its scale, and an
+    overflow, which it skips, changes none of them. Error feedback needs the gradients of all trained parameters in every step.
 
     Raises the same ValueError on every rank if the method cannot be a reduce-scatter, the model has no FSDP2 module, or ranks
     differ.
@@ -61,21 +68,27 @@ def compress(model: nn.Module, method: str, *, seed: int = 0) -> ShardedGradient
         modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
         if not modules:
             raise ValueError("`model` must hold modules of FSDP2: call `fully_shard` on them first.")
+        for module in modules:
+            module.reshard()  # after a forward it may hold whole parameters
         owners = {
             parameter: i for i, module in enumerate(modules) for parameter in module.parameters()
         }  # innermost last
         plain = plain_names(name for name, _ in model.named_parameters())
-        shapes: list[dict[str, tuple[int, ...]]] = [{} for _ in modules]
+        owned: list[dict[str, nn.Parameter]] = [{} for _ in modules]
         for name, parameter in model.named_parameters():
             if parameter in owners:
-                shapes[owners[parameter]][plain[name]] = tuple(parameter.shape)
-        reductions = [_ReduceScatter(parsed.compressor, i, seed, of_module) for i, of_module in enumerate(shapes)]
+                owned[owners[parameter]][plain[name]] = parameter
+        reductions = [
+            _ReduceScatter(parsed.compressor, i, seed, of_module, scaler) for i, of_module in enumerate(owned)
+        ]
         for module, reduction in zip(modules, reductions, strict=True):
             module.set_custom_reduce_scatter(reduction)  # type: ignore[arg-type]  # has the two methods called by FSDP
         return ShardedGradients(parsed, reductions)
 
     group = next((p.device_mesh.get_group(-1) for p in model.parameters() if isinstance(p, DTensor)), None)
-    return build_alike(group, "reduce gradients", build, {"the method": method, "`seed`": seed})
+    return build_alike(
+        group, "reduce gradients", build, {"the method": method, "`seed`": seed, "`scaler`": scaler is not None}
+    )
 
 
 class ShardedGradients:
@@ -93,7 +106,7 @@ class ShardedGradients:
     def state_dict(self) -> dict[str, Any]:
         """Return the memory of this rank, for a checkpoint; every rank keeps its own."""
         states = [
-            {"step": each.step, "memory": pack_state(each.state), "parameters": each.shapes}
+            {"step": each.step, "memory": pack_state(each.unscaled_state()), "parameters": each.shapes}
             for each in self._reductions
         ]
         rank = self._rank if any(each.state for each in self._reductions) else None
@@ -113,19 +126,38 @@ class ShardedGradients:
             check_parameters({name: tuple(shape) for name, shape in shapes.items()}, reduction.shapes)
         for reduction, kept in zip(self._reductions, state["states"], strict=True):
             reduction.step, reduction.state = kept["step"], unpack_state(kept["memory"], torch.device("cpu"))
+            reduction.scale.forget()
 
 
 class _ReduceScatter:
     """The reduce-scatter of one group of parameters, called by FSDP2."""
 
-    def __init__(self, compressor: Compressor, index: int, seed: int, shapes: Shapes) -> None:
+    def __init__(
+        self,
+        compressor: Compressor,
+        index: int,
+        seed: int,
+        parameters: Mapping[str, nn.Parameter],
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
         self.compressor = compressor
-        self.shapes = shapes
+        self.parameters = parameters
+        self.scale = LossScale(scaler)
         self.index = index
         self.seed = seed
         self.step = 0
         self.state: State = {}  # by the shard's rank
+        self.trained: tuple[str, ...] = ()  # the parameters whose residuals are in the state
         self.channel: Channel | None = None
+
+    @property
+    def shapes(self) -> Shapes:
+        return {name: tuple(parameter.shape) for name, parameter in self.parameters.items()}
+
+    def unscaled_state(self) -> State:
+        """Return the residuals of a loss without scale, for a checkpoint."""
+        self.state = self.scale.follow(self.state)
+        return self.scale.unscaled(self.state)
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(tuple(size), dtype=dtype, device=device)
@@ -144,13 +176,41 @@ class _ReduceScatter:
         if self.channel is None:
             self.channel = Channel(group, input_tensor.device)
         table = CodecTable(self.compressor.entries(), names=[_NAME])
+        self.state = self.scale.follow(self.state)
         rounds = self._rounds(input_tensor, self.channel)
         numel = output_tensor.numel()
-        total = run_rounds(rounds, self.channel, table, self.index, stage=self.index, num_values=numel).result
-        output_tensor.copy_(total / self.channel.size if op == dist.ReduceOp.AVG else total)
+        try:
+            total = run_rounds(rounds, self.channel, table, self.index, stage=self.index, num_values=numel).result
+        except ReplicaError as error:
+            if self.scale.scaler is None or not overflowed(error, self.channel, self._local()):
+                raise
+            output_tensor.fill_(math.nan)
+        else:
+            output_tensor.copy_(total / self.channel.size if op == dist.ReduceOp.AVG else total)
         self.step += 1
 
+    def _local(self) -> list[Tensor]:
+        """Return this rank's shards of the parameters."""
+        return [x.to_local() if isinstance(x, DTensor) else x for x in self.parameters.values()]
+
+    def _check_whole(self, gradients: Tensor, num_ranks: int) -> None:
+        """Raise ValueError unless the same parameters get gradients in every step, all that are trained."""
+        trained = {name: x for name, x in self.parameters.items() if x.requires_grad and isinstance(x, DTensor)}
+        self.trained = self.trained or tuple(trained)
+        names = ", ".join(trained)
+        if gradients.numel() != sum(_padded(parameter, num_ranks) for parameter in trained.values()):
+            why = f"some of {names} got none. Call `fully_shard` on each part that may get none, or leave error feedback out"
+        elif self.trained != tuple(trained):
+            why = f"{', '.join(self.trained)} got them before, and {names} now. Call `raysim.fsdp.compress` again"
+        else:
+            return
+        raise ValueError(
+            f"With {self.compressor!r} the same parameters of an FSDP2 module must get gradients in every step, but {why}."
+        )
+
     def _rounds(self, gradients: Tensor, channel: Channel) -> Rounds[Tensor]:
+        if self.compressor.adds_residual:
+            self._check_whole(gradients, channel.size)
         shards = gradients.detach().view(channel.size, 1, -1)
         packets, changed = {}, {}
         for owner, shard in enumerate(shards):
@@ -172,3 +232,9 @@ class _ReduceScatter:
         assert total is not None
         self.state.update(changed)
         return total.view(-1)
+
+
+def _padded(parameter: DTensor, num_ranks: int) -> int:
+    """Return the number of values of a parameter's gradient in a reduce-scatter, in shards of equal size."""
+    length = parameter.shape[getattr(parameter.placements[-1], "dim", 0)]
+    return -(-length // num_ranks) * num_ranks * (parameter.numel() // max(1, length))

@@ -78,6 +78,10 @@ class PowerSGD(Layered):
     def by_bucket(self) -> bool:
         return True
 
+    @property
+    def common_memory(self) -> bool:
+        return not self.feedback
+
     def compressed_rounds(self, num_replicas: int) -> int:
         return 2 if self.alternate else 4
 

@@ -100,6 +100,11 @@ class ReplicaMethod(Notation, ABC):
         return self.exact
 
     @property
+    def common_memory(self) -> bool:
+        """True if the memory is the same at all replicas."""
+        return False
+
+    @property
     def by_bucket(self) -> bool:
         """True if tensors may be averaged in buckets, as in DDP, with the same bytes as in a single average."""
         return False

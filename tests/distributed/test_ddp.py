@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from configurations import SMALL
+from ddp_jobs import FEEDBACK
 
 import raysim
 
@@ -96,6 +97,15 @@ def test_a_scaler_s_steps_are_those_without_it_and_an_overflow_changes_no_memory
         assert torch.equal(skipping, without)
 
 
+@pytest.mark.parametrize("finds_unused", [False, True])
+@pytest.mark.parametrize("method", FEEDBACK)
+def test_parameters_get_all_that_was_fed_but_what_ranks_remember(method, finds_unused, ranks):
+    """After DDP has rebuilt its buckets, and of parameters that get no gradient in some steps."""
+    for rank in ranks:
+        fed, received = rank["passed on"][method, finds_unused]
+        torch.testing.assert_close(received, fed, rtol=1e-4, atol=1e-4)
+
+
 def test_layers_frozen_after_wrapping_are_left_alone_as_in_plain_ddp(ranks):
     for rank in ranks:
         plain, dense, compressed = rank["freezes"]
@@ -111,6 +121,12 @@ def test_a_checkpoint_goes_on_in_a_model_compiled_since(ranks):
     for rank in ranks:
         one, other = rank["renamed"]
         assert torch.equal(one, other)
+
+
+def test_a_memory_that_is_the_same_on_all_ranks_may_be_that_of_another(ranks):
+    one, other = (rank["of another rank"] for rank in ranks)
+    assert one.keys() == other.keys() != set()
+    assert all(torch.equal(one[key], other[key]) for key in one)
 
 
 SENTENCES = [

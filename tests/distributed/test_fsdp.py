@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from fsdp_jobs import CODED, UNITS
+from fsdp_jobs import CODED, SCALED, UNITS
 from ranks import check_refusals
 from torch import nn
 
@@ -39,6 +39,8 @@ SENTENCES = [
     "`model` must have the checkpoint's parameters, but `2.weight` has the shape (16, 32) in the model and none in the checkpoint.",
     "whose memory is its own, but is that of rank ",
     "Replica 1 could not average its gradients: A tensor to send by Quantize(4) holds NaN or infinity.",
+    "must get gradients in every step, but some of a, b got none. Call `fully_shard` on each part",
+    "must get gradients in every step, but a got them before, and b now. Call `raysim.fsdp.compress` again.",
 ]
 
 
@@ -57,8 +59,9 @@ def test_reduce_scatters_have_their_closed_form_and_go_on_from_a_checkpoint(rank
 
 @pytest.mark.parametrize("method", ["ErrorFeedback(TopK(0.2){})", "MixedErrorFeedback(TopK(0.4){})"])
 @pytest.mark.parametrize("key", ["", ", key='link'"])
-def test_shards_get_all_that_was_fed_but_what_ranks_remember(method, key):
+def test_shards_get_all_that_was_fed_but_what_ranks_remember(method, key, monkeypatch):
     """Each rank remembers the residual of every other rank's shard."""
+    monkeypatch.setattr(fsdp._ReduceScatter, "_check_whole", lambda *_: None)  # these shards are of no parameters
     method, size = parse(method.format(key)), 3
     channels: Any = [SimpleNamespace(rank=rank, size=size) for rank in range(size)]
     ranks = [fsdp._ReduceScatter(method, 0, 0, {}) for _ in channels]
@@ -72,6 +75,14 @@ def test_shards_get_all_that_was_fed_but_what_ranks_remember(method, key):
         for shard, residual in rank.state.items():
             arrived[shard] += residual.view(-1)
     assert torch.allclose(arrived, fed.sum((0, 1)), atol=1e-5)
+
+
+@pytest.mark.parametrize("method", SCALED)
+def test_a_scaler_s_steps_are_those_without_it_and_an_overflow_changes_no_memory(method, ranks):
+    for rank in ranks:
+        skipping, without = rank["overflows"][method]
+        assert skipping.isfinite().all()
+        assert torch.equal(skipping, without)
 
 
 class Layers:

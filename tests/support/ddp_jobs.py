@@ -15,6 +15,13 @@ from raysim.pipeline.prepare import prepare
 from raysim.workloads.losses import CrossEntropy
 from raysim.workloads.models import build_model
 
+FEEDBACK = [
+    "Gathered(ErrorFeedback(TopK(0.1)), min_values=16)",
+    "Gathered(ErrorFeedback(TopK(0.1)), min_values=16, scope='stage')",
+    "GTopK(0.1, min_values=16)",
+    "PowerSGD(2, min_values=16)",
+]
+
 
 def losses(rank, world_size, values, method, options, resumes=False):
     """Return this rank's losses of a configuration trained under DDP; with `resumes` over a checkpoint in the middle."""
@@ -125,6 +132,48 @@ def freezes(rank, world_size):
     return ends
 
 
+class Some(nn.Module):
+    """A model that uses some of its layers in each step, the last ones first."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList([nn.Linear(24, 24, bias=False) for _ in range(4)])
+
+    def forward(self, x, used):
+        for index in reversed(used):
+            x = self.layers[index](x)
+        return x
+
+
+def passed_on(rank, world_size, method, *, finds_unused):
+    """Return, by layer, what ranks fed into a method, and what arrived or is remembered.
+
+    Parameters do not change, so a gradient depends only on its step. The layers are used in turn, if DDP finds unused ones, or all
+    are, but in another order than DDP puts them into its first buckets, of two layers each.
+    """
+    model = DistributedDataParallel(Some(), bucket_cap_mb=0.005, find_unused_parameters=finds_unused)
+    gradients, alone = ddp.hook(model, method), Some()
+    fed, arrived = torch.zeros(2, 4, 24 * 24)
+    for step in range(6):
+        used = [index for index in range(4) if not finds_unused or (index + step) % 3]
+        x = torch.randn(world_size, 8, 24, generator=torch.Generator().manual_seed(step))
+        model(x[rank], used).square().sum().backward()
+        for each in x:
+            alone(each, used).square().sum().backward()
+        for index in used:
+            arrived[index] += model.module.layers[index].weight.grad.view(-1)
+            fed[index] += alone.layers[index].weight.grad.view(-1) / world_size
+        model.zero_grad()
+        alone.zero_grad()
+    for key, x in gradients.state_dict()["memory"].items():
+        kind, _, name = key.rpartition("/")
+        if kind.startswith("residual"):
+            dist.all_reduce(x)
+            arrived[int(name.split(".")[1])] += x.view(-1) / world_size
+    return fed, arrived
+
+
 def renamed(rank, world_size):
     """Return the parameters of a job, and of one that goes on in a compiled model from a checkpoint."""
     method, ends = "ErrorFeedback(TopK(0.1))", []
@@ -141,6 +190,17 @@ def renamed(rank, world_size):
             gradients.load_state_dict(state)
         ends.append(steps_of(model, rank, torch.optim.SGD(model.parameters(), lr=0.1), range(3, 6)))
     return ends
+
+
+def of_another_rank(rank, world_size):
+    """Return the memory of a method whose ranks all keep the same, after loading that of the other rank."""
+    model = stack()
+    gradients = ddp.hook(model, "PowerSGD(2, min_values=16, feedback=False)")
+    steps_of(model, rank, torch.optim.SGD(model.parameters(), lr=0.1), range(2))
+    states = [None] * world_size
+    dist.all_gather_object(states, gradients.state_dict())
+    gradients.load_state_dict(states[1 - rank])
+    return gradients.state_dict()["memory"]
 
 
 class _Compiled(nn.Module):
@@ -227,5 +287,11 @@ def everything(rank, world_size, jobs, methods):
         "refusals": refusals(rank, world_size),
         "overflows": {method: overflows(rank, world_size, method) for method in (None, "Identity", *methods)},
         "freezes": freezes(rank, world_size),
+        "passed on": {
+            (method, finds): passed_on(rank, world_size, method, finds_unused=finds)
+            for method in FEEDBACK
+            for finds in (False, True)
+        },
+        "of another rank": of_another_rank(rank, world_size),
         "renamed": renamed(rank, world_size),
     }

@@ -105,6 +105,62 @@ def sharded(world_size, *layers):
     return fully_shard(model, mesh=mesh)
 
 
+SCALED = ["Quantize(4)", "ErrorFeedback(TopK(0.1))"]
+
+
+def trained(rank, world_size, method, steps, scaler=None, broken=()):
+    """Return the parameters after some steps, of which the broken ones overflow at rank 1; a checkpoint lies in the middle."""
+    model = sharded(world_size, 0, 2)
+    gradients = fsdp.compress(model, method, scaler=scaler)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in steps:
+        if step == 4:
+            kept, gradients = gradients.state_dict(), fsdp.compress(model, method, scaler=scaler)
+            gradients.load_state_dict(kept)
+        hidden = model[1](model[0](batch(step, rank)))
+        if rank == 1 and step in broken:  # below the last layer, which has sent its gradients
+            hidden.register_hook(lambda gradient: gradient * float("inf"))
+        loss = model[2](hidden).square().mean()
+        (loss if scaler is None else scaler.scale(loss)).backward()
+        if scaler is None:
+            optimizer.step()
+        else:
+            scaler.step(optimizer)
+            scaler.update()
+        optimizer.zero_grad()
+    return torch.cat([p.full_tensor().detach().view(-1) for p in model.parameters()])
+
+
+def overflows(rank, world_size, method):
+    """Return the parameters of a job that skips two steps by its scaler, and of one without scaler and these steps."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0, growth_interval=1)  # doubles in other steps
+    skipping = trained(rank, world_size, method, range(6), scaler, broken=(2, 3))
+    return skipping, trained(rank, world_size, method, (0, 1, 4, 5))
+
+
+class InTurn(nn.Module):
+    """A module of two parameters of the same size."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = (nn.Parameter(torch.ones(8, 4)) for _ in range(2))
+
+    def forward(self, x, step):
+        return x @ (self.a if step % 2 == 0 else self.b)
+
+
+def in_turn(rank, world_size, *, freezes):
+    """Train one of two parameters of the same size in each step."""
+    model = fully_shard(InTurn(), mesh=init_device_mesh("cpu", (world_size,)))
+    model(torch.randn(4, 8), 0)  # leaves whole parameters in the model
+    fsdp.compress(model, "ErrorFeedback(TopK(0.25), key='link')")
+    for step in range(2):
+        if freezes:
+            model.a.requires_grad_(step == 0)
+            model.b.requires_grad_(step == 1)
+        model(torch.randn(4, 8), step).sum().backward()
+
+
 def refusals(rank, world_size):
     """Return the sentences that this rank is given."""
 
@@ -134,6 +190,8 @@ def refusals(rank, world_size):
         lambda: other_checkpoint(sharded(world_size, 0, 1), "TopK(0.1)"),
         other_rank,
         broken,
+        lambda: in_turn(rank, world_size, freezes=False),
+        lambda: in_turn(rank, world_size, freezes=True),
     ]
     said = []
     for case in cases:
@@ -156,5 +214,6 @@ def everything(rank, world_size):
         "resumed": [train(rank, world_size, method, steps)[0], train(rank, world_size, method, steps, kept=[2])[0]],
         "bytes": [train(rank, world_size, text, steps)[1] for text in ("Cast('bfloat16')", "Quantize(4)")],
         "scattered": [scattered(rank, world_size, text) for text in CODED],
+        "overflows": {method: overflows(rank, world_size, method) for method in SCALED},
         "refusals": refusals(rank, world_size),
     }

@@ -87,6 +87,10 @@ def a_restored_memory_goes_on_bit_for_bit_and_is_no_more_than_stated(variant: Va
             assert a.decisions == b.decisions
         other.restore()
     stated = variant.method.memory_bytes(SHAPES)
+    first, *others = one.memories
+    if variant.method.common_memory:
+        assert first
+        assert all(same_tensors(first, other) for other in others)
     for memory in one.memories:
         held = sum(x.nbytes for name, x in memory.items() if not name.startswith("controller"))
         assert held <= stated
