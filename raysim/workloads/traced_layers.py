@@ -166,12 +166,12 @@ def _trace(model: nn.Module, shape: DataShape) -> tuple[fx.Graph, dict[fx.Node, 
     dtype = torch.int64 if shape.input_dtype == "int64" else torch.float32
     graphs = []
     training = model.training
-    for mode in (True, False):
+    for mode, samples in ((True, SAMPLES), (False, SAMPLES), (False, OTHER_SAMPLES)):
         for constant in [each for each in vars(model) if each.startswith("_tensor_constant")]:
             delattr(model, constant)  # left by an earlier trace
-        shaped, drawn = ShapedTracer(shape.input_shape, dtype), _random_states()
+        shaped, drawn = ShapedTracer(shape.input_shape, dtype, samples), _random_states()
         try:
-            graphs.append(shaped.trace(model.train(mode), concrete_args=constants or None))
+            graphs.append((shaped.trace(model.train(mode), concrete_args=constants or None), shaped))
         except Exception as error:
             failure = f"failed on samples of shape {shape.input_shape}"
             problem = failure if isinstance(error, FailedError) else "cannot be cut"
@@ -183,15 +183,30 @@ def _trace(model: nn.Module, shape: DataShape) -> tuple[fx.Graph, dict[fx.Node, 
                 f"{name} cannot be cut: its forward draws random numbers that would be the same in every step. Use modules such as "
                 "nn.Dropout, or functions of a tensor such as torch.rand_like."
             )
-    first_code, second_code = (graph.python_code("self").src for graph in graphs)
-    if first_code != second_code:
-        lines = zip(first_code.splitlines(), second_code.splitlines(), strict=False)
-        differs = next((a.strip() for a, b in lines if a != b), "its number of operations")
+    trained, evaluated, of_others = (_lines(graph, tracer) for graph, tracer in graphs)
+    if trained != evaluated:
         raise ValueError(
-            f"{name} cannot be cut: its forward does not do the same in training and evaluation ({differs}). "
+            f"{name} cannot be cut: its forward does not do the same in training and evaluation ({_differing(trained, evaluated)}). "
             "Use modules such as nn.Dropout, which know the mode themselves."
         )
-    return graphs[-1], {node: x.dtype for node, x in shaped.values.items() if isinstance(x, Tensor)}
+    if evaluated != of_others:
+        raise ValueError(
+            f"{name} cannot be cut: its forward computes a number from the number of samples, which would be the same for any "
+            f"({_differing(evaluated, of_others)}). Compute with `x.shape[0]` of a tensor that has all samples, or with tensors."
+        )
+    graph, tracer = graphs[1]
+    return graph, {node: x.dtype for node, x in tracer.values.items() if isinstance(x, Tensor)}
+
+
+def _lines(graph: fx.Graph, tracer: ShapedTracer) -> list[str]:
+    """Return the code of a graph, and the shapes of the constants in it."""
+    constants = [f"{node.target}: {tuple(tracer.values[node].shape)}" for node in graph.nodes if node.op == "get_attr"]
+    return [*graph.python_code("self").src.splitlines(), *constants]
+
+
+def _differing(lines: Sequence[str], others: Sequence[str]) -> str:
+    pairs = zip(lines, others, strict=False)
+    return next((a.strip() for a, b in pairs if a != b), "its number of operations")
 
 
 def _random_states() -> bytes:
@@ -211,7 +226,7 @@ def _line(trace: TracebackType | None) -> str:
     return f"{last.filename}:{last.lineno}, `{last.line}`"
 
 
-SAMPLES = 1013  # a prime, so that only sizes it divides can depend on the number of samples
+SAMPLES, OTHER_SAMPLES = 1013, 1019  # primes, so that only sizes that they divide stay symbols
 FACTORIES = ("arange", "empty", "eye", "full", "linspace", "ones", "zeros")  # functions without tensor arguments
 
 
@@ -224,13 +239,14 @@ class ShapedTracer(fx.Tracer):
 
     proxy_buffer_attributes = True  # buffers are indexed at run time, on the device of the stage
 
-    def __init__(self, input_shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    def __init__(self, input_shape: tuple[int, ...], dtype: torch.dtype, samples: int) -> None:
         super().__init__()
+        self.samples = samples
         self.values: dict[fx.Node, Any] = {}
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
         self._running = False  # whether an operation runs on fake tensors, which is not to be traced
         with self._mode:
-            self._sample = torch.zeros((SAMPLES, *input_shape), dtype=dtype)
+            self._sample = torch.zeros((samples, *input_shape), dtype=dtype)
 
     def trace(self, root: Any, concrete_args: dict[str, Any] | None = None) -> fx.Graph:
         with _factories_traced(self), torch.enable_grad():
@@ -245,6 +261,10 @@ class ShapedTracer(fx.Tracer):
         return _ShapedProxy(node, self)
 
     def create_proxy(self, *args: Any, **kwargs: Any) -> fx.Proxy:
+        if any(torch.is_autocast_enabled(device) for device in ("cpu", "cuda")):
+            raise ValueError(
+                "autocast in a forward would have no effect: set the run's `dtype`, or cast tensors by `to`"
+            )
         proxy: fx.Proxy = super().create_proxy(*args, **kwargs)
         if proxy.node not in self.values:
             self.values[proxy.node] = self._run(proxy.node)
@@ -262,15 +282,15 @@ class ShapedTracer(fx.Tracer):
     def _ask_nearby(self, graph: fx.Graph) -> None:
         """Read the number of samples from the tensors of each operation, so that it need not cross a cut."""
         for node in list(graph.nodes):
-            if node.op != "call_method" or node.target != "size" or self.values[node] != SAMPLES:
+            if node.op != "call_method" or node.target != "size" or self.values[node] != self.samples:
                 continue
             for user in list(node.users):
                 tensors = [x for x in user.all_input_nodes if x.op != "get_attr" and isinstance(self.values[x], Tensor)]
-                source = next((x for x in tensors if self.values[x].shape[:1] == (SAMPLES,)), None)
+                source = next((x for x in tensors if self.values[x].shape[:1] == (self.samples,)), None)
                 if source is not None and source is not node.args[0]:
                     with graph.inserting_before(user):
                         near = graph.call_method("size", (source, 0))
-                    near.meta, self.values[near] = dict(user.meta), SAMPLES
+                    near.meta, self.values[near] = dict(user.meta), self.samples
                     user.replace_input_with(node, near)
 
     def _value(self, node: fx.Node) -> Any:
@@ -329,7 +349,7 @@ class _ShapedProxy(fx.Proxy):
 
     def _size(self, value: Tensor, axis: int) -> Any:
         size = value.shape[axis]
-        return size if size % SAMPLES else self.tracer.create_proxy("call_method", "size", (self, axis), {})
+        return size if size % self.tracer.samples else self.tracer.create_proxy("call_method", "size", (self, axis), {})
 
 
 @contextmanager

@@ -148,6 +148,32 @@ class Frozen(Network):
         return self.head((self.encoder[2](torch.cat([second, first], 1)) + x).mean((2, 3)))
 
 
+class Cast(Network):
+    """A forward whose first layer has another dtype."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        with torch.autocast("cpu", torch.bfloat16):
+            x = self.stem(x)
+        return self.head(x.float().mean((2, 3)))
+
+
+class Halving(Network):
+    """A forward that divides by half the number of samples."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        half = self.stem(x)[: x.shape[0] // 2]
+        return self.head((self.stem(x) - half.sum(0) / half.shape[0]).mean((2, 3)))
+
+
+class Weighing(Network):
+    """A forward with a weight for each of the first half of the samples."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        half = self.stem(x)[: x.shape[0] // 2]
+        weights = torch.ones(half.shape[0], 1, 1, 1)
+        return self.head((self.stem(x) - (half * weights).mean(0)).mean((2, 3)))
+
+
 class Masked(Network):
     """A forward of two inputs."""
 

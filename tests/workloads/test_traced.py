@@ -4,7 +4,7 @@ import pytest
 import torch
 from cut_models import train_cut
 from engines import staged_gradients, start
-from own_modules import Asking, Branches, Frozen, Masked, Moody, Network, Noisy, Skipping, UNet
+from own_modules import Asking, Branches, Cast, Frozen, Halving, Masked, Moody, Network, Noisy, Skipping, UNet, Weighing
 from torch import nn
 from torch.nn import functional as F
 
@@ -122,6 +122,15 @@ def test_cut_network_with_skips_has_uncut_gradients(small):
         (Moody, r"Moody cannot be cut: its forward does not do the same in training and evaluation \(dropout = "),
         (Noisy, r"Noisy cannot be cut: its forward draws random numbers that would be the same in every step\. Use "),
         (Skipping, r"Skipping cannot be cut: its forward draws random numbers that would be the same in every step\. "),
+        (
+            Cast,
+            r"Cast cannot be cut: .*own_modules\.py:\d+, `x = self\.stem\(x\)`: autocast in a forward would have no effect: set",
+        ),
+        (Halving, r"Halving cannot be cut: its forward computes a number from the number of samples, which .* / 506"),
+        (
+            Weighing,
+            r"Weighing cannot be cut: its forward computes a number from the number of samples, which .*constant0: \(506",
+        ),
         (Masked, r"Masked cannot be cut: its forward needs more than one input, x and mask\."),
     ],
 )
