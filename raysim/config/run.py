@@ -18,6 +18,11 @@ from raysim.schedules.families import Schedule
 from raysim.schedules.weights import Delays
 
 
+def default_loss_scale(dtype: str) -> float:
+    """Return the loss scale of a run that states none."""
+    return 4096.0 if dtype == "float16" else 1.0
+
+
 class RunConfig(RunFields):
     """Everything that determines a run's result, and where it runs.
 
@@ -40,9 +45,7 @@ class RunConfig(RunFields):
     @property
     def gradient_scale(self) -> float:
         """The loss scale: as configured, or the default of `dtype`."""
-        if self.loss_scale is not None:
-            return self.loss_scale
-        return 4096.0 if self.dtype == "float16" else 1.0
+        return self.loss_scale if self.loss_scale is not None else default_loss_scale(self.dtype)
 
     @property
     def stages(self) -> int:

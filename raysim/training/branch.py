@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from raysim.config import ConfigError, RunConfig, as_row, keys_of, run_keys
+from raysim.config.run import default_loss_scale
 from raysim.config.run_fields import Start
 from raysim.pipeline.plan import Origin, Plan
 from raysim.pipeline.reports import StepFeedback
@@ -87,8 +88,10 @@ class Parent:
         return self._same((*keys_of("compression"), *SHAPES), config)
 
     def _same(self, keys: Iterable[str], config: RunConfig) -> bool:
-        row = as_row(config)
-        return all(recorded_value(self.row, key) == row[key] for key in keys)
+        row = {**as_row(config), "loss_scale": config.gradient_scale}
+        scale = recorded_value(self.row, "loss_scale") or default_loss_scale(recorded_value(self.row, "dtype"))
+        before = {**self.row, "loss_scale": scale}
+        return all(recorded_value(before, key) == row[key] for key in keys)
 
 
 def recorded_origin(row: Mapping[str, Any]) -> Origin:

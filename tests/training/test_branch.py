@@ -121,15 +121,16 @@ def test_memories_start_empty_for_a_changed_compressor(small, tmp_path):
     assert residuals["other"]["forward"] < parents["forward"]
 
 
-def test_loss_scales_of_parent_and_branch_do_not_change_losses(small, tmp_path):
-    """Gradients and their residuals are scaled alike, by powers of two."""
+@pytest.mark.parametrize("pairs", [[(4096.0, 1.0), (1.0, 4096.0)], [(1.0, 1.0), (None, 1.0), (1.0, None)]])
+def test_loss_scales_of_parent_and_branch_do_not_change_losses(pairs, small, tmp_path):
+    """Gradients and their residuals are scaled alike, by powers of two; residuals begin anew if the scale changes."""
     losses = []
-    for scales in ((4096.0, 1.0), (1.0, 4096.0)):
+    for scales in pairs:
         settings = [{"backward": "ErrorFeedback(TopK(0.3))", "loss_scale": scale} for scale in scales]
         begun = train(small(**settings[0], steps=2), engine="inline", out=tmp_path / f"parent {scales}")
         config = small(**settings[1], steps=2, start=str(begun.folder))
         losses.append(train(config, engine="inline", out=tmp_path / f"branch {scales}").steps["loss"].tolist())
-    assert losses[0] == losses[1]
+    assert all(other == losses[0] for other in losses)
 
 
 def test_replicas_stay_equal_if_a_branch_no_longer_sums_tied_gradients_with_theirs(small, tmp_path):
