@@ -195,6 +195,14 @@ def _trace(model: nn.Module, shape: DataShape) -> tuple[fx.Graph, dict[fx.Node, 
             f"({_differing(evaluated, of_others)}). Compute with `x.shape[0]` of a tensor that has all samples, or with tensors."
         )
     graph, tracer = graphs[1]
+    kept = tuple(f"{node.target}." for node in graph.nodes if node.op == "call_module")
+    for path, module in model.named_modules():
+        if _is_constrained(module) and not f"{path}.".startswith(kept):
+            called = f"`{path}`" if path else "itself"
+            raise ValueError(
+                f"{name} cannot be cut: its forward does not call {called}, whose `constrain()` would be lost. Put the constrained "
+                "weights into a submodule that the forward calls."
+            )
     return graph, {node: x.dtype for node, x in tracer.values.items() if isinstance(x, Tensor)}
 
 
@@ -207,6 +215,11 @@ def _lines(graph: fx.Graph, tracer: ShapedTracer) -> list[str]:
 def _differing(lines: Sequence[str], others: Sequence[str]) -> str:
     pairs = zip(lines, others, strict=False)
     return next((a.strip() for a, b in pairs if a != b), "its number of operations")
+
+
+def _is_constrained(module: nn.Module) -> bool:
+    """Return whether a module has a method to be called after each update."""
+    return callable(getattr(module, "constrain", None))
 
 
 def _random_states() -> bytes:
@@ -272,6 +285,9 @@ class ShapedTracer(fx.Tracer):
         if computed and not torch.is_grad_enabled() and proxy.node.target != "detach":  # within `torch.no_grad()`
             return self.create_proxy("call_method", "detach", (proxy,), {})
         return proxy
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return _is_constrained(m) or super().is_leaf_module(m, module_qualified_name)
 
     def call_module(self, m: nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         return forward(*args, **kwargs) if self._running else super().call_module(m, forward, args, kwargs)

@@ -181,6 +181,40 @@ class Masked(Network):
         return super().forward(x * mask)
 
 
+class Bounded(nn.Linear):
+    """Rows with a norm of at most 1."""
+
+    def constrain(self) -> None:
+        with torch.no_grad():
+            self.weight /= self.weight.norm(dim=1, keepdim=True).clamp(min=1)
+
+
+class Bound(Network):
+    """A head whose rows are bounded."""
+
+    def __init__(self, shape) -> None:
+        super().__init__(shape)
+        self.head = Bounded(4, shape.num_classes)
+
+
+class Unbound(Bound):
+    """A forward that reads the bounded weights past their module."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return F.linear(self.stem(x).mean((2, 3)), self.head.weight)
+
+
+class Bounding(Network):
+    """A constraint on the model itself."""
+
+    def constrain(self) -> None:
+        """Constrain nothing."""
+
+
+def bound(shape) -> nn.Module:
+    return Bound(shape)
+
+
 def network(shape) -> nn.Module:
     return Network(shape)
 

@@ -3,8 +3,23 @@
 import pytest
 import torch
 from cut_models import train_cut
-from engines import staged_gradients, start
-from own_modules import Asking, Branches, Cast, Frozen, Halving, Masked, Moody, Network, Noisy, Skipping, UNet, Weighing
+from engines import losses_of, staged_gradients, start, weights
+from own_modules import (
+    Asking,
+    Bounding,
+    Branches,
+    Cast,
+    Frozen,
+    Halving,
+    Masked,
+    Moody,
+    Network,
+    Noisy,
+    Skipping,
+    Unbound,
+    UNet,
+    Weighing,
+)
 from torch import nn
 from torch.nn import functional as F
 
@@ -131,12 +146,29 @@ def test_cut_network_with_skips_has_uncut_gradients(small):
             Weighing,
             r"Weighing cannot be cut: its forward computes a number from the number of samples, which .*constant0: \(506",
         ),
+        (
+            Unbound,
+            r"Unbound cannot be cut: its forward does not call `head`, whose `constrain\(\)` would be lost\. Put ",
+        ),
+        (
+            Bounding,
+            r"Bounding cannot be cut: its forward does not call itself, whose `constrain\(\)` would be lost\. Put ",
+        ),
         (Masked, r"Masked cannot be cut: its forward needs more than one input, x and mask\."),
     ],
 )
 def test_uncuttable_code_is_refused_with_its_line(module, sentence):
     with pytest.raises(ValueError, match=sentence):
         traced(module(DIGITS), DIGITS)
+
+
+def test_constraint_of_a_cut_module_holds_after_each_update(small):
+    config = small(model="own_modules:bound", num_stages=2, steps=3, optimizer={"name": "sgd", "learning_rate": 10.0})
+    engine = start(config)
+    for step in range(3):
+        losses_of(engine, step)
+        (weight,) = [x for name, x in weights(engine, 0).items() if name.endswith("head.weight")]
+        assert weight.norm(dim=1).max() <= 1 + 1e-6
 
 
 @pytest.mark.slow
