@@ -99,7 +99,7 @@ def hf(
 
     `name`: the configuration if there are several. `column`: the input, whose type decides the kind of samples: images
     (see `images`), texts (see `text`; packed without a `target`), or numbers (one column or a list; see `table`).
-    `target`: the column to predict. `test_split`: if the set has no such split, a tenth of the rows is the test split.
+    `target`: the column to predict. `test_split`: if the set has no `test`, or trains on it, a tenth of the rows is the test split.
     """
     sources, wanted = _hub_splits(path, name, train_split, test_split), (train_samples, test_samples)
     schema = sources[0].schema
@@ -133,11 +133,12 @@ def _hub_splits(path: str, name: str | None, train_split: str, test_split: str) 
         reason = reason_of(error)
         raise ValueError(f"`data.path` = {path!r} cannot be loaded as a data set: {reason}.") from None
     splits = loaded if isinstance(loaded, dict) else {train_split: loaded}
-    if train_split not in splits:
-        raise ValueError(
-            f"`data.train_split` must be a split of {path!r} ({', '.join(splits)}), but got {train_split!r}."
-        )
-    known = [train_split, *([test_split] if test_split in splits else [])]
+    for field, split in (("train", train_split), ("test", test_split)):
+        if split not in splits and (field, split) != ("test", "test"):
+            raise ValueError(
+                f"`data.{field}_split` must be a split of {path!r} ({', '.join(splits)}), but got {split!r}."
+            )
+    known = list(dict.fromkeys([train_split, *([test_split] if test_split in splits else [])]))
     held_out = [split for split in splits if split not in known and split.startswith(("val", "dev"))]
     remedy = f"Try `data.test_split={held_out[0]}`." if held_out else "Leave these rows out."
     return [RowSource(HubRows(f"{path}, split {split}", splits[split], remedy=remedy)) for split in known]

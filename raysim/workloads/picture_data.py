@@ -33,6 +33,7 @@ SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp")
 COLUMNS = ("image", "img")
 AUGMENT = ("random", "fixed", "none")
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as used by pretrained models
+_SPLITS = ("train", "training", "test", "testing", "val", "valid", "validation", "dev")
 _BITS_PER_SAMPLE = 258  # a tag of TIFF
 PADDING = 4  # the largest shift of a random crop, in pixels
 
@@ -244,6 +245,11 @@ def _class_folders(folder: Path) -> tuple[list[_Files], list[NDArray[np.int64]],
         raise ValueError(
             f"`data.path` must hold a folder of images for each class, or Parquet files, but {str(splits[0])!r} holds "
             f"{len(names)} folders."
+        )
+    if {name.lower() for name in names} <= {*_SPLITS}:
+        raise ValueError(
+            f"`data.path` must hold folders train and test, or a folder for each class, but {str(splits[0])!r} holds "
+            f"{', '.join(names)}, which look like splits. Rename them."
         )
     parts, labels = [], []
     for split in splits:

@@ -107,16 +107,16 @@ def text(
     source = check_path("data.path", path)
     if source.is_file():
         _check_unnamed(train_file, test_file, f"unless `data.path` is a folder, but {path!r} is a file")
-        files = [source]
+        files = [[source]]
     else:
         files = _split_files(source, train_file, test_file)
     reader, wanted = make_tokenizer(tokenizer), (train_samples, test_samples)
     if label is not None:
-        sources = [open_rows_of(file) for file in files]
+        sources = [open_rows_of(*each) for each in files]
         return labelled_texts(sources, reader, length, column, pair, label, wanted)
     if pair is not None:
         raise ValueError("`data.pair` has no effect without `data.label`. Leave it out.")
-    return _data([_read(file, reader, column) for file in files], reader.num_tokens, length, wanted)
+    return _data([_read(each, reader, column) for each in files], reader.num_tokens, length, wanted)
 
 
 def packed_texts(sources: Sequence[RowSource], tokenizer: Tokenizer, length: int, column: str, wanted: Wanted) -> Data:
@@ -154,7 +154,7 @@ def wikitext2(
             )
         files = _split_files(folder, train_file, test_file)
         reader = HuggingFace(tokenizer)
-        lines = [read_marked(file).splitlines(keepends=True) for file in files]
+        lines = [b"".join(map(read_marked, each)).splitlines(keepends=True) for each in files]
     parts = [reader.read(line for line in part if line.strip()) for part in lines]
     return _data(parts, reader.num_tokens, length, (train_samples, test_samples))
 
@@ -165,10 +165,11 @@ def _check_unnamed(train_file: str | None, test_file: str | None, condition: str
             raise ValueError(f"`{field}` has no effect {condition}.")
 
 
-def _read(file: Path, reader: Tokenizer, column: str) -> Rows:
-    """Return the tokens of a file, cached on disk, and memory-mapped if there are many."""
+def _read(files: Sequence[Path], reader: Tokenizer, column: str) -> Rows:
+    """Return the tokens of a text file or of files of rows, cached on disk, and memory-mapped if there are many."""
+    file = files[0]
     if file.suffix in SUFFIXES:
-        return _read_rows(open_rows_of(file), reader, column)
+        return _read_rows(open_rows_of(*files), reader, column)
     if file.stat().st_size <= splits.IN_MEMORY and isinstance(reader, Bytes):
         return reader.read([read_marked(file)])
 
@@ -197,21 +198,22 @@ def _pieces(file: Path) -> Iterator[bytes]:
             yield piece
 
 
-def _split_files(folder: Path, train_file: str | None, test_file: str | None) -> list[Path]:
-    files = []
+def _split_files(folder: Path, train_file: str | None, test_file: str | None) -> list[list[Path]]:
+    """Return the files of each split: the named one, or else its text file, or else all its files of rows of one suffix."""
+    splits = []
     for split, given in (("train", train_file), ("test", test_file)):
         file = folder / (given or f"{split}.txt")
-        if not file.is_file() and given is None:
-            of_rows = (path for suffix in SUFFIXES for path in sorted(folder.glob(f"{split}*{suffix}")))
-            file = next(of_rows, file)
-        if not file.is_file():
+        files = [file] if file.is_file() else []
+        if given is None and not files:
+            files = next(filter(None, (sorted(folder.glob(f"{split}*{suffix}")) for suffix in SUFFIXES)), [])
+        if not files:
             names = sorted(path.name for path in folder.iterdir() if path.is_file())
             raise ValueError(
                 f"`data.path` must hold {given or file.name}, but {str(folder)!r} holds {', '.join(names[:10]) or 'no file'}. "
                 f"Name another with `data.{split}_file`."
             )
-        files.append(file)
-    return files
+        splits.append(files)
+    return splits
 
 
 def _data(parts: Sequence[Rows], num_tokens: int, length: int, wanted: Wanted) -> Data:

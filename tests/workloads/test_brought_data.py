@@ -109,6 +109,41 @@ def test_class_folder_only_in_test_split_is_refused(tmp_path):
     assert "has 'owl' and" in refusal(lambda: load("images", path=tmp_path))
 
 
+def test_splits_are_not_mistaken_for_classes(tmp_path):
+    for folder in ("Training/cat", "Training/dog", "Testing/cat", "Testing/dog"):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / "0.png").write_bytes(grey(np.zeros((8, 8), np.uint8)))
+    said = refusal(lambda: load("images", path=tmp_path))
+    assert said.endswith("holds Testing, Training, which look like splits. Rename them.")
+
+
+def test_a_named_split_exists_and_no_row_is_in_both(tmp_path):
+    path = saved(tmp_path / "set", test_label=1, declared=True, validation=None)
+    said = refusal(lambda: load("hf", path=path, target="label", test_split="validatoin", length=4))
+    assert said == (
+        f"`data.test_split` must be a split of {str(path)!r} (train, validation, test), but got 'validatoin'."
+    )
+    datasets = pytest.importorskip("datasets")
+    rows = {"text": [f"{i:02}" for i in range(40)], "label": [0, 1] * 20}
+    datasets.DatasetDict(test=datasets.Dataset.from_dict(rows)).save_to_disk(str(tmp_path / "alone"))
+    data = load("hf", path=tmp_path / "alone", target="label", train_split="test", length=2)
+    texts = [{bytes(row) for row in everything(split)[0].to(torch.uint8).numpy()} for split in (data.train, data.test)]
+    assert (*map(len, texts), len(texts[0] | texts[1])) == (36, 4, 40)
+
+
+@pytest.mark.parametrize("label", [None, "label"])
+def test_texts_of_a_folder_are_those_of_all_its_files_of_rows(tmp_path, label):
+    rows = [json.dumps({"text": f"text {i}", "label": i % 2}) + "\n" for i in range(60)]
+    for folder, parts in ("whole", [rows]), ("parts", [rows[:20], rows[20:30], rows[30:]]):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "test-0.jsonl").write_text("".join(rows[:9]))
+        for i, part in enumerate(parts):
+            (tmp_path / folder / f"train-{i}-of-{len(parts)}.jsonl").write_text("".join(part))
+    whole, parted = (load("text", path=tmp_path / name, label=label, length=7) for name in ("whole", "parts"))
+    for x, y in zip(everything(whole.train), everything(parted.train), strict=True):
+        assert torch.equal(x, y)
+
+
 # Objects of one's own
 
 MODULE = """
