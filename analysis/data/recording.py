@@ -235,13 +235,13 @@ class Recording:
 
     @cached_property
     def _updates(self) -> dict[Kind, CostSamples]:
-        """The seconds of the optimiser's update of the slowest worker.
+        """The seconds of the optimiser's update of a stage: the slowest worker's, shared by its stages.
 
         If an inline run did not record them, they are its time outside of actions, in which its workers update in turn; a run on
         Ray then has none.
         """
         steps = self.steps[self.steps["step"].isin(self.step_numbers)]
-        recorded = steps["update_s"].to_numpy(np.float64)
+        recorded = steps["update_s"].to_numpy(np.float64) / np.bincount(self.owner).max()
         if len(steps) and not np.isnan(recorded).any():
             return {UPDATE: CostSamples(recorded, steps["step"].to_numpy(np.int64))}
         if self.row.get("engine") != "inline":
@@ -252,7 +252,7 @@ class Recording:
         np.maximum.at(end, index, self._columns["end_s"])
         seconds = self._step_seconds()
         outside = np.array([seconds[step] for step in numbers.tolist()]) - (end - begin)
-        return {UPDATE: CostSamples(np.maximum(outside, 0.0) / (self.num_replicas * len(self.rows)), numbers)}
+        return {UPDATE: CostSamples(np.maximum(outside, 0.0) / (self.num_replicas * self.num_stages), numbers)}
 
     def _step_seconds(self) -> dict[int, float]:
         """Return the seconds of each step without the averaging of replicas, which has a price of its own.

@@ -101,12 +101,11 @@ class JobCosts:
         return np.stack([self._table(kind) for kind in kinds], axis=1) if kinds else np.zeros((1 + RESAMPLES, 0))
 
     def updates(self) -> Floats:
-        """Return the seconds of the optimiser's update: the estimate, then the resamples; zeros if no run recorded them."""
+        """Return the seconds of each stage's update (1 + resamples, stage): the estimate first; zeros if no run recorded them."""
+        seconds: Floats = np.zeros((1 + RESAMPLES, self.recordings[0].num_stages))
         if self._given is not None:
-            return np.full(1 + RESAMPLES, float(self._given.update_s.max()))
-        if not self.knows_updates:
-            return np.zeros(1 + RESAMPLES)
-        return self._table(UPDATE)
+            return seconds + self._given.update_s
+        return seconds + self._table(UPDATE)[:, None] if self.knows_updates else seconds
 
     @property
     def knows_updates(self) -> bool:
@@ -247,5 +246,5 @@ def resampled_profiles(
         for stage, kind in kinds.items():
             averages[:, stage] += costs.seconds([kind])[:, 0] / len(steps)
     drawn = {name: value * random_factors((4,), HOST) for name, value in overheads.items()}
-    drawn["update_s"] = np.broadcast_to(costs.updates()[:, None], averages.shape)
+    drawn["update_s"] = costs.updates()
     return mean.at_seconds(compute_s=compute, encode_s=encode, decode_s=decode, method_s=averages, **drawn)

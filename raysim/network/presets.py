@@ -114,8 +114,12 @@ def parse_bandwidths(text: str) -> list[Network]:
         raise ValueError(
             f"A range of bandwidths must look like 10mbps..10gbps, or 10mbps..10gbps+20ms, but got {text!r}."
         )
-    (lowest, highest), high = ends, networks[1]
+    (lowest, highest), (low, high) = ends, networks
     assert high is not None
+    if low not in (Network(lowest), replace(high, bandwidth_bps=lowest)):
+        raise ValueError(
+            f"A range of bandwidths has one latency, written at its end: 10mbps..10gbps+20ms, but got {text!r}."
+        )
     decades = range(math.floor(math.log10(lowest)), math.ceil(math.log10(highest)) + 1)
     between = [step * 10.0**decade for decade in decades for step in (1, 2, 5)]
     inside = sorted({lowest, highest, *(bps for bps in between if lowest < bps < highest)})

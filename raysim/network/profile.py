@@ -61,7 +61,7 @@ class Profile:
     dense_bytes: Floats = field(default_factory=lambda: np.zeros(1))
     """Bytes of the tensor in that packet; reported, not simulated."""
     update_s: Floats = field(default_factory=lambda: np.zeros(1))
-    """By stage: seconds of the optimiser's update."""
+    """By stage: seconds of the optimiser's update; a worker updates its stages in turn."""
     gradient_bytes: Floats = field(default_factory=lambda: np.zeros(1))
     """By stage: bytes averaged uncompressed over replicas, by the algorithm of the transport's averaging. If that is direct and
     `transfers` has messages of the stage, these are used instead."""

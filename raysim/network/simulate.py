@@ -251,7 +251,8 @@ class _Setting(NamedTuple):
         after_s = np.array([each.step_s for each in profiles])[:, None]
         if table.num_steps == 1:  # without a flush stages have already updated, and the driver does not wait
             trips_s = np.array([each.transport.step_trips for each in profiles])[:, None] * farthest_s
-            after_s = np.array([each.update_s.max() for each in profiles])[:, None] + trips_s + after_s
+            update_s = [np.bincount(table.owner, each.update_s).max() for each in profiles]  # a worker's stages in turn
+            after_s = np.array(update_s)[:, None] + trips_s + after_s
         step_s = starts.over_s + np.broadcast_to(after_s, (len(profiles), len(networks))).reshape(-1)
         return _End(profiles[0], moments[0], began_s, pipeline_s, collectives, codec_s, starts, step_s)
 

@@ -105,6 +105,9 @@ def test_every_schedule_is_replayed(small, tmp_path, name):
     assert found.rows == rows
     assert found.num_workers == len(rows) == (3 if name == "zero-bubble" else 2)
     links, owner = run.links, {action.stage: worker for worker, row in enumerate(rows) for action in row}
+    updates_s, stages = run.steps["update_s"], list(map(owner.get, range(found.num_stages)))
+    for profile in found.profiles.values():  # of the worker that took longest, whichever stages it has
+        assert updates_s.min() <= np.bincount(stages, profile.update_s).max() <= updates_s.max() * (1 + 1e-9)
     for step, timeline in zip(found.profiles, found.timelines(parse_network("100mbps")), strict=True):
         here = links[links["step"] == step]
         crossing = here[[owner[b] != owner[b + 1] for b in here["boundary"]]]

@@ -44,6 +44,13 @@ def test_timings_file_is_priced_as_equal_profile(text: str) -> None:
     assert step_s(**timings, schedule=text, num_replicas=2) == expected
 
 
+@pytest.mark.parametrize("text", ["1F1B", "Interleaved1F1B(2)", "ZBH1", "ZBV"])
+def test_worker_updates_its_stages_one_after_another(text: str) -> None:
+    without, updating = (Timings(**PARTS, schedule=text, update_s=each).step() for each in (0.0, (0.25, 0.5, 1.0, 2.0)))
+    longest = {"Interleaved1F1B(2)": 0.5 + 2.0, "ZBV": 0.25 + 2.0}.get(text, 2.0)
+    assert updating.simulate(FREE).step_s - without.simulate(FREE).step_s == pytest.approx(longest)
+
+
 def test_steps_may_follow_without_a_flush() -> None:
     thirds: dict[str, Any] = {
         "num_stages": 4,

@@ -404,8 +404,13 @@ def test_equal_networks_have_one_hash_which_no_other_process_gets() -> None:
         ("1.5 GB/s+30ms", "write 12gbps, or 1.5gbps if bits were meant"),
         ("64kB/s", "write 512kbps, or 64kbps if bits were meant"),
         ("10mbps..25MByte/s", "write 200mbps"),
+        (
+            "10mbps+20ms..1gbps",
+            "has one latency, written at its end: 10mbps..10gbps+20ms, but got '10mbps+20ms..1gbps'",
+        ),
+        ("10mbps+20ms..1gbps+5ms", "has one latency"),
     ],
 )
-def test_ambiguous_bandwidth_unit_is_refused_with_both_meanings(text, sentence):
+def test_ambiguous_bandwidth_is_refused_with_its_meanings(text, sentence):
     with pytest.raises(ValueError, match=re.escape(sentence)):
         parse_bandwidths(text) if ".." in text else parse_network(text)
