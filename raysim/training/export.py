@@ -61,7 +61,7 @@ def save_pretrained(run: Run | str | Path, folder: str | Path, *, adapter: bool 
             bind_options("model", "hf", hf, options)
             model = load_model(shape, **options)
         adapted = None if lora is None else add_lora(model, lora)
-        layers = chain(model, shape.padding)
+        layers = chain(model, shape.padding, shape.separator)
         layers.load_state_dict(weights)
     except (RuntimeError, TypeError, ValueError) as error:
         raise ConfigError(f"The run in {run.folder} cannot be exported: {error}") from None

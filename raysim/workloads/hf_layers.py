@@ -24,11 +24,12 @@ from raysim.workloads.hf_config import ModelLayout, model_layout
 CallArguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
-def chain(model: Any, padding: int | None = None) -> nn.Sequential:
+def chain(model: Any, padding: int | None = None, separator: int | None = None) -> nn.Sequential:
     """Return the layers of a transformers model with a head; they share its parameters but have their own buffers.
 
     `padding`: the token that fills up short samples. With it, the attention mask crosses each boundary along with the hidden
-    state. Raises ValueError for a model that cannot be cut.
+    state. `separator`: the token that ends the first of two texts, for models with token types. Raises ValueError for a model that
+    cannot be cut.
 
     >>> from transformers import GPT2Config, GPT2LMHeadModel
     >>> layers = chain(GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=8, n_head=2, vocab_size=16)))
@@ -37,7 +38,7 @@ def chain(model: Any, padding: int | None = None) -> nn.Sequential:
     """
     layout = model_layout(model.config, model.base_model)
     arguments = Arguments(model.base_model, layout)
-    layers: dict[str, nn.Module] = {"embedding": Embedding(model, layout, padding)}
+    layers: dict[str, nn.Module] = {"embedding": Embedding(model, layout, padding, separator)}
     for i, block in enumerate(model.base_model.get_submodule(layout.blocks)):
         layers[f"block{i}"] = Block(block, arguments, i)
     layers["head"] = Head(model, layout)
@@ -69,9 +70,9 @@ def original_names(layers: nn.Sequential, model: Any) -> dict[str, str]:
 class Embedding(nn.Module):
     """The model before its first block: maps token ids or images to the first hidden state, with a mask if there is padding."""
 
-    def __init__(self, model: Any, layout: ModelLayout, padding: int | None = None) -> None:
+    def __init__(self, model: Any, layout: ModelLayout, padding: int | None, separator: int | None) -> None:
         super().__init__()
-        self.padding = padding
+        self.padding, self.separator = padding, separator
         base = model.base_model_prefix
         heads = [name for name, _ in model.named_children() if name != base]
         after = [f"{base}.{name}" for name in layout.after]
@@ -83,7 +84,7 @@ class Embedding(nn.Module):
         base = self.model.base_model
         mask = None if self.padding is None else x != self.padding
         with filled(self._holes), _no_layer_drop(self.model):
-            base(**{base.main_input_name: x}, **_mask_input(mask))
+            base(**{base.main_input_name: x}, **_mask_input(mask), **types_input(self.model, x, self.separator, mask))
             hidden: Tensor = self._holes[self._first].call.arrived
         return hidden if mask is None else {"hidden": hidden, "mask": mask}
 
@@ -193,6 +194,15 @@ def _hidden_input(model: Any, x: Tensor) -> dict[str, Tensor]:
 
 def _mask_input(mask: Tensor | None) -> dict[str, Tensor]:
     return {} if mask is None else {"attention_mask": mask.long()}
+
+
+def types_input(model: Any, x: Tensor, separator: int | None, mask: Tensor | None) -> dict[str, Tensor]:
+    """Return the token types of a model that has several: 1 in the second text, which begins after the first `separator`."""
+    if separator is None or getattr(model.config, "type_vocab_size", 1) < 2:
+        return {}
+    ends = x == separator
+    second = ends.cumsum(1) > ends.long()
+    return {"token_type_ids": (second if mask is None else second & mask).long()}
 
 
 @dataclass(eq=False)

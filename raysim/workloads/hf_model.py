@@ -27,7 +27,7 @@ from raysim.workloads.hf_config import (
     refusal,
     task_kind,
 )
-from raysim.workloads.hf_layers import chain
+from raysim.workloads.hf_layers import chain, types_input
 from raysim.workloads.options import check_boolean, import_hub, local_or_hub, reason_of
 from raysim.workloads.splits import DataShape
 from raysim.workloads.subspace import in_subspace
@@ -93,7 +93,7 @@ def _layers(
             "subspace have their full rank."
         )
     model = load_model(shape, weights=weights, **source._asdict())
-    layers = chain(model, shape.padding)
+    layers = chain(model, shape.padding, shape.separator)
     if weights:
         with _quiet():
             _check_equal(model, layers, shape)
@@ -214,7 +214,10 @@ def _check_equal(model: Any, layers: nn.Sequential, shape: DataShape) -> None:
     known = {}
     if shape.padding is not None:
         x[:, -1] = shape.padding
-        known["attention_mask"] = (x != shape.padding).long()
+        if shape.separator is not None:
+            x[:, x.shape[1] // 2] = shape.separator
+        mask = x != shape.padding
+        known = {"attention_mask": mask.long()} | types_input(model, x, shape.separator, mask)
     with torch.no_grad():
         expected = model.eval()(x, **known).logits
         if not torch.allclose(expected, layers.eval()(x), rtol=1e-4, atol=1e-5):

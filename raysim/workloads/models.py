@@ -108,7 +108,7 @@ def _as_layers(name: str, model: object, shape: DataShape, cuts: Sequence[str], 
     if not isinstance(model, nn.Module):
         raise ValueError(f"Model `{name}` must return an nn.Module, but got {type(model).__name__}.")
     if hasattr(model, "base_model_prefix") and hasattr(model, "config"):
-        return chain(model, shape.padding)
+        return chain(model, shape.padding, shape.separator)
     return traced(model, shape, cuts, num_stages)
 
 

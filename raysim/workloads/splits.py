@@ -46,6 +46,9 @@ class DataShape(NamedTuple):
     target_scale: tuple[float, ...] = ()  # factors that convert numeric targets back to their original units
     num_tokens: int = 0  # vocabulary size of the inputs; if 0, it is `num_classes`, or inputs are not tokens
     padding: int | None = None  # the token that fills up short inputs
+    separator: int | None = (
+        None  # the token that ends the first of two texts, if the tokenizer numbers the texts of tokens
+    )
     has_ignored: bool = False  # whether ignored targets (-100) may occur
     given: int = 0  # leading targets that belong to the prompt, and are never generated
 

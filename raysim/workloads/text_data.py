@@ -261,4 +261,6 @@ def labelled_texts(
         LabelledSplit(tokens, codes, rows) for rows in split_rows("labelled", [len(part) for part in labels], wanted)
     )
     shape = DataShape((length,), "int64", num_classes, num_tokens=tokenizer.num_tokens, padding=tokenizer.padding)
+    if pair is not None:
+        shape = shape._replace(separator=tokenizer.separator)
     return Data(train, test, shape)

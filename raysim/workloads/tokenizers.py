@@ -24,6 +24,7 @@ class Tokenizer(Protocol):
 
     num_tokens: int
     padding: int
+    separator: int | None  # as in `DataShape`
     dtype: np.dtype[Any]  # of the tokens
     key: str  # differs between tokenizers that give different tokens
 
@@ -42,6 +43,7 @@ class Bytes:
 
     num_tokens = 256
     padding = 0
+    separator = None
     dtype: np.dtype[Any] = np.dtype(np.uint8)
     key = "bytes"
 
@@ -88,6 +90,9 @@ class HuggingFace:
         self.num_tokens = max(vocabulary.values(), default=-1) + 1
         self._end = next((vocabulary[token] for token in (end, *_ENDS) if token in vocabulary), None)
         self.padding = next((vocabulary[token] for token in (padding, *_PADS) if token in vocabulary), 0)
+        both = self._tokenizer("a", "b", verbose=False)
+        numbers = both.get("token_type_ids", [])
+        self.separator = both["input_ids"][numbers.index(1) - 1] if 1 in numbers[1:] else None
         self.dtype = np.min_scalar_type(max(self.num_tokens - 1, 0))
         self.key = _digest_of_files(self._tokenizer)
 

@@ -13,6 +13,9 @@ from runs import break_off
 
 from raysim.config import ConfigError, read_config
 from raysim.training.train import train
+from raysim.workloads.hf_layers import chain
+from raysim.workloads.hf_model import load_model
+from raysim.workloads.models import build_model
 from raysim.workloads.splits import digest_of
 
 
@@ -234,6 +237,32 @@ def test_tokens_are_those_of_transformers(tmp_path, stored, file, side):
     (tmp_path / "text.txt").write_text(" ".join(TEXTS))
     plain = load("text", path=tmp_path / "text.txt", tokenizer=folder, length=5).train
     assert plain.tokens.tolist() == judge.encode(" ".join(TEXTS), add_special_tokens=False)[: len(plain.tokens)]
+
+
+def test_a_model_with_token_types_sees_pairs_as_transformers_shows_them(tmp_path):
+    tokenizers, transformers = pytest.importorskip("tokenizers"), pytest.importorskip("transformers")
+    names = {"model_input_names": ["input_ids", "token_type_ids", "attention_mask"], "pad_token": "<fill>"}
+    folder = tokenizer_folder(tmp_path / "tok", tokenizer_config=names)
+    made = tokenizers.Tokenizer.from_file(f"{folder}/tokenizer.json")
+    made.post_processor = tokenizers.processors.TemplateProcessing(
+        "<0> $A <end>", "<0> $A <end> $B:1 <end>:1", [("<0>", 0), ("<end>", 2)]
+    )
+    made.save(f"{folder}/tokenizer.json")
+    pairs = list(zip(TEXTS, TEXTS[::-1], strict=True))
+    rows = [json.dumps({"text": a, "other": b, "label": i % 2}) + "\n" for i, (a, b) in enumerate(pairs)]
+    (tmp_path / "rows.jsonl").write_text("".join(rows))
+    data = load("text", path=tmp_path / "rows.jsonl", label="label", pair="other", tokenizer=folder, length=9)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    model = load_model(data.shape, config={"model_type": "bert", **sizes}).eval()
+    judge = transformers.AutoTokenizer.from_pretrained(folder)
+    chosen = [pairs[row] for row in data.train.rows]
+    expected = judge(
+        *zip(*chosen, strict=True), truncation=True, padding="max_length", max_length=9, return_tensors="pt"
+    )
+    assert 0 < expected["token_type_ids"].sum() < expected["attention_mask"].sum()
+    layers = chain(model, data.shape.padding, data.shape.separator).eval()
+    assert torch.equal(layers(everything(data.train)[0]), model(**expected).logits)
+    assert build_model("hf", {"config": {"model_type": "bert", **sizes}}, data.shape, seed=0)[0].separator == 2
 
 
 def test_changed_tokenizer_file_rebuilds_cache(tmp_path):
