@@ -22,7 +22,7 @@ from raysim.notation import suggestion
 from raysim.storage.files import read_text
 from raysim.workloads.options import check_hub, import_hub, local_or_hub
 from raysim.workloads.splits import DataShape
-from raysim.workloads.tokenizers import Bytes, HuggingFace
+from raysim.workloads.tokenizers import Bytes, HuggingFace, files_in
 
 
 def task_kind(shape: DataShape) -> str:
@@ -162,8 +162,18 @@ def check_fits(config: Any, shape: DataShape, where: str) -> None:
 
 def check_tokens(path: str, shape: DataShape) -> None:
     """Raise ValueError if text is read as bytes although the weights come with a different tokenizer."""
-    by_bytes = task_kind(shape) != "images" and num_tokens(shape) == Bytes.num_tokens
-    if by_bytes and (Path(path) / "tokenizer.json").is_file() and HuggingFace(path).num_tokens != Bytes.num_tokens:
+    if task_kind(shape) == "images" or num_tokens(shape) != Bytes.num_tokens:
+        return
+    folder = Path(local_or_hub("model.path", path))
+    if folder.is_dir() and not any(files_in(folder)):
+        return
+    try:
+        own = HuggingFace(path)
+    except ValueError:
+        if folder.is_dir():
+            raise
+        return  # the hub has none, or does not answer
+    if own.num_tokens != Bytes.num_tokens:
         raise ValueError(
             f"The data are read as bytes, but {path!r} was trained with a tokenizer. Add `data.tokenizer={path}`."
         )

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from raysim.notation import check_integer, check_real
-from raysim.workloads.hf_config import check_fits
+from raysim.workloads.hf_config import check_fits, check_tokens
 from raysim.workloads.options import check_boolean, import_hub, local_or_hub, reason_of
 from raysim.workloads.splits import DataShape
 from raysim.workloads.subspace import in_subspace
@@ -63,6 +63,7 @@ def gpt2(shape: DataShape, *, path: str = "gpt2", dropout: float | None = None) 
     replaces the rates of the folder's configuration.
     """
     model = gpt2_structure(shape, path=path, dropout=dropout)
+    check_tokens(path, shape)
     model.load_state_dict(_gpt2_weights(path), assign=True)
     if _gpt2_config(path).tie_word_embeddings:
         _tie(model)

@@ -19,6 +19,13 @@ _ENDS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "[SEP]")
 _PADS = ("<pad>", "[PAD]", "<|endoftext|>", "</s>")
 
 
+def files_in(folder: Path) -> tuple[bool, tuple[Path, Path] | None]:
+    """Return whether a folder holds a tokenizer's files, and GPT-2's two files if it holds these."""
+    pairs = [(folder / "vocab.json", folder / "merges.txt"), (folder / "encoder.json", folder / "vocab.bpe")]
+    pair = next((files for files in pairs if all(file.is_file() for file in files)), None)
+    return any((folder / file).is_file() for file in ("tokenizer.json", "tokenizer_config.json")), pair
+
+
 class Tokenizer(Protocol):
     """Turns text into tokens."""
 
@@ -65,9 +72,7 @@ class HuggingFace:
         source = local_or_hub("data.tokenizer", name)
         library = import_hub("transformers")
         folder = Path(source)
-        pairs = [(folder / "vocab.json", folder / "merges.txt"), (folder / "encoder.json", folder / "vocab.bpe")]
-        pair = next((files for files in pairs if all(file.is_file() for file in files)), None)
-        named = any((folder / file).is_file() for file in ("tokenizer.json", "tokenizer_config.json"))
+        named, pair = files_in(folder)
         if folder.is_dir() and not named and pair is None:
             raise ValueError(f"`data.tokenizer` must be a folder that holds tokenizer.json, but got {name!r}.")
         if not folder.is_dir():

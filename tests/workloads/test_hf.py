@@ -11,7 +11,7 @@ import torch
 from engines import staged_gradients
 from hf_variants import CAUSAL, EACH_KIND, FAMILIES, PADDED, PICTURES, TEXT
 from pipelines import with_slow
-from tokenizers import Tokenizer, models
+from tokenizers import ByteLevelBPETokenizer, Tokenizer, models
 from torch import nn
 
 from raysim import load_weights, save_pretrained, train
@@ -509,6 +509,19 @@ def test_tokenizer_models_refuse_byte_data(tmp_path):
         with pytest.raises(ValueError, match=r"read as bytes, but .* Add `data\.tokenizer=.*`\.$"):
             hf(by_bytes, path=str(tmp_path))
         assert len(hf(TEXT._replace(num_classes=300), path=str(tmp_path))) > 1
+
+
+@pytest.mark.parametrize("model", ["hf", "gpt2"])
+def test_bytes_are_refused_by_models_with_gpt2s_two_files(tmp_path, monkeypatch, model):
+    by_bytes = TEXT._replace(num_classes=256)
+    load_model(by_bytes, config={**FAMILIES["gpt2"][0], "vocab_size": 300}).save_pretrained(tmp_path / "weights")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert len(build_model(model, {"path": "~/weights"}, by_bytes, seed=0)) > 1
+    made = ByteLevelBPETokenizer()
+    made.train_from_iterator(["some words of a text, in a text"], vocab_size=270, show_progress=False)
+    made.save_model(str(tmp_path / "weights"))
+    with pytest.raises(ValueError, match=r"read as bytes, but '~/weights' .* Add `data\.tokenizer=~/weights`\.$"):
+        build_model(model, {"path": "~/weights"}, by_bytes, seed=0)
 
 
 FAMILIES_OF_MEMORY = ("gpt2", "llama tied", "gemma2, two kinds of layers", "vit", "resnet", "bert")
