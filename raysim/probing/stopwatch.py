@@ -100,6 +100,10 @@ class Stopwatch:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             if self._watched is None or self._backward is not None:  # recomputed in the backward, so not sent again
                 return
+            if any((later, "F", self._watched) in self.seconds for later in range(boundary, self._last)):
+                raise ValueError(
+                    f"`cuts` must be modules in the order in which a forward calls them, each once, but cut {boundary} comes too late."
+                )
             self._add(boundary, "F", self._watched)
             x = tensor_of(output)
             self._leaving("forward", boundary, self._watched, x.detach())

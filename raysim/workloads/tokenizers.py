@@ -50,7 +50,7 @@ class Bytes:
 
     num_tokens = 256
     padding = 0
-    separator = None
+    separator: int | None = None
     dtype: np.dtype[Any] = np.dtype(np.uint8)
     key = "bytes"
 

@@ -173,6 +173,21 @@ def test_wrong_input_is_refused_in_a_sentence(case, tmp_path):
     assert sentence in str(refused.value)
 
 
+@pytest.mark.parametrize("cuts", [["3", "2"], ["1"]])
+def test_cuts_in_another_order_than_the_forward_are_refused(cuts, tmp_path):
+    model = build()
+    model.insert(1, twice := nn.Tanh())
+    model.append(twice)
+    with (
+        pytest.raises(
+            ValueError, match=r"^`cuts` must be modules in the order in which a forward calls them, each once"
+        ),
+        pytest.warns(UserWarning, match="sampled no whole step"),
+        probe(model, cuts, ["TopK(0.1)"], out=tmp_path / "probe", every=1),
+    ):
+        train(model)
+
+
 SENTENCES = [
     "All ranks must probe alike, but `gradients` differs between ranks 1 and 0: ['PowerSGD(2)'] and ['PowerSGD(1)'].",
     "`gradients` cannot be MARINA(QSGD(7)) in a probe, which sees only gradients. Use `raysim.train`.",
