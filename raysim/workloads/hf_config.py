@@ -170,9 +170,9 @@ def check_tokens(path: str, shape: DataShape) -> None:
     try:
         own = HuggingFace(path)
     except ValueError:
-        if folder.is_dir():
+        if (folder / "tokenizer.json").is_file():
             raise
-        return  # the hub has none, or does not answer
+        return  # it needs code of its own, or the hub has none or does not answer
     if own.num_tokens != Bytes.num_tokens:
         raise ValueError(
             f"The data are read as bytes, but {path!r} was trained with a tokenizer. Add `data.tokenizer={path}`."
