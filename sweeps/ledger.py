@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, suppress
 from datetime import UTC, datetime
-from itertools import product
+from itertools import count, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +29,7 @@ from raysim.sweeps.trial_rows import Rows, TrialRow
 if TYPE_CHECKING:
     from raysim.analysis import Replay, Results
 
-MOST_REPEATS = 25  # repeated suggestions in a row, after which the space counts as exhausted
+MOST_REPEATS = 25  # repeated suggestions in a row, after which the space counts as exhausted; a grid ends with its last point
 
 FORECAST = "a forecast at the exit from the race"
 STATES = {"finished": TrialState.COMPLETE, "pruned": TrialState.PRUNED}
@@ -181,7 +181,7 @@ class Ledger:
 
     def next(self) -> tuple[TrialRow, RunConfig] | None:
         """Return the row and the configuration of the next trial; None if the budget is spent or the space is exhausted."""
-        for _ in range(MOST_REPEATS):
+        for _ in count() if self.study.sampler == "grid" else range(MOST_REPEATS):
             waiting = self.optuna.get_trials(deepcopy=False, states=(TrialState.WAITING,))
             begun = any(self.rows.get(trial.number) is not None for trial in waiting)
             spent = self.rows.distinct >= self.study.most_trials

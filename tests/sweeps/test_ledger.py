@@ -127,6 +127,17 @@ def test_duplicate_of_running_trial_waits(opened):
     check_agree(ledger)
 
 
+def test_grid_ends_with_its_last_point(opened):
+    same, last = [f"TopK(0.5{'0' * n})" for n in range(27)], "TopK(0.1)"
+    grid = {"sampler": "grid", "sampler_seed": 2, "trials": None, "baselines": None}  # the other one is far behind
+    ledger = opened(space={"forward": [*same, last]}, symbols=None, **grid)
+    while (found := ledger.next()) is not None:
+        ledger.begin(found[0], [])
+        ledger.end(found[0], finished())
+    assert {row.notation for row in ledger.rows} == {"forward=TopK(0.5)", "forward=TopK(0.1)"}
+    assert len(ledger.rows) == len(same) + 1
+
+
 @pytest.mark.slow
 def test_exhausted_space_ends_study(opened):
     ledger = opened(space={"forward": ["Identity", "TopK(0.5)"]}, symbols=None, trials=9)
