@@ -19,8 +19,6 @@ from typing import Any, ClassVar, NamedTuple
 from raysim.config import ConfigError
 from raysim.training.events import Event
 
-STEP_COLUMNS = ("loss", "learning_rate", "seconds", "wire_bytes", "dense_bytes")
-"""Columns of `steps.parquet` that are tracked."""
 FLUSH_S = 5.0  # between two flushes of TensorBoard's file while values arrive
 
 Values = Mapping[str, float]
@@ -267,7 +265,7 @@ def values_of(event: Event) -> dict[str, float]:
     """Return the values of an event by name: `train/` and a column of `steps`, or `eval/`, a measure and its mode."""
     row = event.row
     if event.kind == "step":
-        return {f"train/{name}": float(row[name]) for name in STEP_COLUMNS}
+        return {f"train/{name}": float(value) for name, value in row.items() if name != "step" and value is not None}
     if event.kind == "eval" and row["batchnorm"] == "running":
         return {f"eval/{name}_{row['mode']}": float(row[name]) for name in event.measures}
     return {}

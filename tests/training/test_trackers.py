@@ -9,7 +9,6 @@ from raysim.cli import app
 from raysim.config import ConfigError, read_config
 from raysim.training import trackers
 from raysim.training.run import Training
-from raysim.training.trackers import STEP_COLUMNS
 from raysim.training.train import train
 
 STEPS = 6
@@ -74,6 +73,7 @@ def test_a_resumed_run_has_its_curves_under_one_id(tool, tmp_path, monkeypatch):
         "evaluate_every_steps=3",
         "evaluate_samples=40",
         "checkpoint_every_steps=1",
+        "optimizer.clip_norm=1",
     ]
     words = [*given, "forward=TopK(0.1)", f"report_to={tool}"]
     events = Training(read_config(words[0], words[1:]), out="run", engine="inline").events()
@@ -84,10 +84,10 @@ def test_a_resumed_run_has_its_curves_under_one_id(tool, tmp_path, monkeypatch):
     run = train(*words, out="run", engine="inline", resume=True)
     curves, config = TOOLS[tool](tmp_path, run)
     rate = 1e-5 if tool == "tensorboard" else 1e-12  # its scalars have 32 bits
-    for name in STEP_COLUMNS:
+    for name in set(run.steps) - {"step"}:
         known = dict(curves[f"train/{name}"])
         assert set(known) == set(range(STEPS))
-        if name != "seconds":  # a repeated step takes another time
+        if not name.endswith(("seconds", "_s")):  # a repeated step takes another time
             assert [known[step] for step in range(STEPS)] == pytest.approx(run.steps[name].tolist(), rel=rate)
     for row in run.evals.to_dict("records"):
         for measure in run.measures:
