@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from raysim.config import ConfigError, RunConfig, as_row, keys_of, make_config
 from raysim.config.identity import DENSE, Setting, as_text
-from raysim.config.reading import merge
+from raysim.config.reading import check_held, merge
 from raysim.network.profile import Profile
 from raysim.plugins import modules_in
 from raysim.storage.files import read_text, write_whole
@@ -115,11 +115,12 @@ class Study:
 
     def config(self, overrides: Mapping[str, Any]) -> RunConfig:
         """Return the configuration of a trial, with the base's seed; raises ConfigError."""
+        if "seed" in overrides:
+            raise ConfigError("`seed` must be left out of `space` and `baselines`: `seeds` lists those of every trial.")
         values = as_toml(self.base)
-        for key, value in overrides.items():
-            override(values, key, value)
+        override(values, overrides)
         if self.branches is not None and "start" in overrides:
-            override(values, "steps", self.branches.steps)
+            override(values, {"steps": self.branches.steps})
         return make_config(values)
 
     def overrides(self, trial: BaseTrial, baseline: str | None = None) -> Mapping[str, Any]:
@@ -327,13 +328,24 @@ def workers(config: RunConfig) -> int:
     return config.num_replicas * (max(config.executed_schedule.workers(config.stages)) + 1)
 
 
-def override(values: dict[str, Any], key: str, value: Any) -> None:
-    """Set a nested key, as `key=value` on a command line does; a table sets each of its keys."""
-    if isinstance(value, Mapping):
-        for inner, inner_value in value.items():
-            override(values, f"{key}.{inner}", inner_value)
-    else:
+def override(values: dict[str, Any], changes: Mapping[str, Any]) -> None:
+    """Set nested keys, as `key=value` on a command line does; a table sets each of its keys.
+
+    Raises ConfigError if two changes exclude each other.
+    """
+    flat = dict(_flat(changes))
+    for key, value in flat.items():
         merge(values, key, as_toml(value))
+    check_held(values, flat)
+
+
+def _flat(changes: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every key in tables, dotted, with its value; in a table the name comes first, as it drops the options of another."""
+    for key in sorted(changes, key=lambda key: bool(prefix) and key != "name"):
+        if isinstance(changes[key], Mapping):
+            yield from _flat(changes[key], f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", changes[key]
 
 
 def as_toml(value: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError, ValidationInfo, field_validator
 
 from raysim.config import ConfigError, apply_override, make_config, read_source
-from raysim.config.reading import find_data, first_error
+from raysim.config.reading import check_held, find_data, first_error
 from raysim.network.profile import Profile
 from raysim.notation import known_words
 from raysim.storage.files import read_text
@@ -159,6 +159,12 @@ def read_study(
     if transport is not None:
         study = study.over(transport)
     check_trials(study)
+    if overrides:
+        chosen = [changes for _, changes in study.drawn()]
+        chosen += [study.overrides_at(baseline.params, baseline.name) for baseline in study.baselines]
+        for key in (text.partition("=")[0].strip() for text in overrides):
+            if all(key in changes for changes in chosen):
+                raise ConfigError(f"`{key}` has no effect, as `space` and all baselines set it. Leave it out.")
     return study
 
 
@@ -229,10 +235,11 @@ def _make(file: _File, overrides: Sequence[str]) -> Study:
             "`name` must be given in a study's file called study.toml, because each sweep writes a file of that name."
         )
     base = _base(keys.base, file.folder)
-    for key, value in keys.set.items():
-        override(base, key, value)
-    for text in overrides:
-        apply_override(base, text)
+    override(base, keys.set)
+    given = [apply_override(base, text) for text in overrides]
+    check_held(base, given)
+    if keys.seeds is not None and "seed" in (*keys.set, *given):
+        raise ConfigError("`seed` has no effect beside `seeds` of the study. Leave it out.")
     config = make_config(base)
     base.setdefault("name", name)
     space = file.space

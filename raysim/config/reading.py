@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from importlib import resources
 from pathlib import Path
@@ -82,10 +82,7 @@ def read_values(source: str | Path, overrides: Iterable[str] = ()) -> dict[str, 
     """Return the nested values of `read_config`, with their name; raises ConfigError."""
     name, values = read_source(source)
     keys = [apply_override(values, override) for override in overrides]
-    for key in keys:
-        if not holds(values, key):
-            other = f"that of `{EXCLUSIVE[key]}`" if EXCLUSIVE.get(key) in keys else "another one"
-            raise ConfigError(f"The override of `{key}` conflicts with {other}. Leave one of them out.")
+    check_held(values, keys)
     return {"name": name} | values
 
 
@@ -217,6 +214,14 @@ def merge(values: dict[str, Any], key: str, value: Any) -> None:
         elif key == "optimizer.decay" and value == "constant":
             for option in _OF_FALLING:
                 optimizer.pop(option, None)
+
+
+def check_held(values: Mapping[str, Any], keys: Collection[str]) -> None:
+    """Raise ConfigError if a key that was set in nested `values` has been dropped by a later one of `keys`."""
+    for key in keys:
+        if not holds(values, key):
+            other = f"that of `{EXCLUSIVE[key]}`" if EXCLUSIVE.get(key) in keys else "another one"
+            raise ConfigError(f"The override of `{key}` conflicts with {other}. Leave one of them out.")
 
 
 def holds(values: Any, key: str) -> bool:

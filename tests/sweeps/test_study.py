@@ -1,5 +1,7 @@
 """What a study's file may say: bad ones are refused by field and rule, before Ray starts."""
 
+import re
+
 import pytest
 from studies import BASE, write_study
 from typer.testing import CliRunner
@@ -111,12 +113,31 @@ def test_overrides_change_the_base(tmp_path):
     assert (config.steps, config.optimizer.learning_rate, repr(config.forward)) == (9, 0.5, "TopK(0.1)")
 
 
+@pytest.mark.parametrize("model", [{"name": "gpt", "num_blocks": 4}, {"num_blocks": 4, "name": "gpt"}])
+def test_a_table_sets_all_of_its_keys_in_any_order(tmp_path, model):
+    study = read_study(write_study(tmp_path, base="digits-cnn", set={"steps": 4, "model": model}))
+    assert dict(study.config({}).model) == {"name": "gpt", "num_blocks": 4}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["steps=9", "epochs=2"], "The override of `steps` conflicts with that of `epochs`."),
+        (["forward=TopK(0.1)"], "`forward` has no effect, as `space` and all baselines set it. Leave it out."),
+        (["seed=7"], "`seed` has no effect beside `seeds` of the study. Leave it out."),
+    ],
+)
+def test_overrides_without_effect_are_refused(tmp_path, overrides, sentence):
+    with pytest.raises(ConfigError, match=re.escape(sentence)):
+        read_study(write_study(tmp_path, seeds=[0, 1]), overrides)
+
+
 def test_the_notation_is_canonical_and_leaves_out_the_seed(tmp_path):
-    study = read_study(write_study(tmp_path))
+    study = read_study(write_study(tmp_path, set={"seed": 7}))
     texts = [
         study.notation(study.config(overrides))
         for overrides in (
-            {"forward": "TopK(density=0.1)", "seed": 7},
+            {"forward": "TopK(density=0.1)"},
             {"forward": ["TopK(0.1)"]},
             {"forward": "Plain(TopK(0.1))", "timeout_s": 9},
         )
@@ -209,6 +230,16 @@ def test_the_notation_is_canonical_and_leaves_out_the_seed(tmp_path):
         ({"baselines": [{"name": "dense"}]}, "The baseline dense must have exactly one of `params` and `set`."),
         ({"seeds": []}, "`seeds` must"),
         ({"seeds": [1, 1]}, "`seeds` must be different, but 1 occurs twice."),
+        ({"seeds": [1, 2], "set": {"seed": 7}}, "`seed` has no effect beside `seeds` of the study. Leave it out."),
+        ({"space": {"forward": "Identity", "seed": [1, 2]}}, "`seed` must be left out of `space` and `baselines`"),
+        (
+            {"set": {"steps": 5, "epochs": 2}},
+            "The override of `steps` conflicts with that of `epochs`. Leave one of them out.",
+        ),
+        (
+            {"space": {"forward": "Identity", "model.num_blocks": 4, "model.name": ["gpt", "cnn"]}},
+            "The override of `model.num_blocks` conflicts with another one. Leave one of them out.",
+        ),
         ({"seeds": [-1]}, "`seeds.0` must be at least 0, but got -1."),
         ({"base": "digits-cn"}, "Unknown recipe 'digits-cn'."),
         ({"base": {**BASE, "steps": 0}}, "`steps` must be"),
