@@ -89,6 +89,10 @@ def confirmation(study: Study, picked: list[TrialRow]) -> Study:
         constraints=(),
         baselines=tuple(baselines),
         confirm=0,
+        race=None,
+        budget=None,
+        price_per_hour=None,
+        planned_seeds=None,
         screen=False,
     )
 

@@ -71,8 +71,9 @@ def test_no_choice_is_confirmed_beside_a_dense_loss_of_zero_or_less(tmp_path):
         chosen(study_of(tmp_path, objectives=["loss_on"]), rows)
 
 
-def test_the_confirmation_is_a_study_of_baselines_on_fresh_seeds(tmp_path):
-    study = study_of(tmp_path, seeds=[4, 2])
+@pytest.mark.parametrize("raced", [{}, {"race": True}, {"budget": "40 EUR", "price_per_hour": 2.0}])
+def test_the_confirmation_is_a_study_of_baselines_on_fresh_seeds(tmp_path, raced):
+    study = replace(study_of(tmp_path, seeds=[4, 2, 3], **raced), planned_seeds=3 if "budget" in raced else None)
     second = confirmation(study, rows_of({"Identity": (0.9, 1.0), "TopK(0.5)": (0.9, 0.5)})[1:])
     assert fresh_seeds(study) == [5, 6, 7] == list(second.seeds)
     assert not set(second.seeds) & set(study.seeds)
@@ -81,6 +82,7 @@ def test_the_confirmation_is_a_study_of_baselines_on_fresh_seeds(tmp_path):
         ("trial-1", {"forward": "TopK(0.5)"}),
     ]
     assert (second.most_trials, second.confirm, second.base) == (2, 0, study.base)
+    assert second.race is None  # every setting is trained to the end, on every seed
     (tmp_path / "out").mkdir()
     second.write(tmp_path / "out")
     assert read_study(tmp_path / "out" / "study.toml").as_mapping() == second.as_mapping()
