@@ -28,7 +28,7 @@ def frontier(frame: pd.DataFrame, objectives: Iterable[str] | Mapping[str, str])
     `objectives` are columns, each minimised or maximised by its name, or a mapping to "minimize" or "maximize".
     Trials that break a constraint of their study (`feasible` is false) are left out. Columns of trials may be named without their
     "objective." or "param.". Rows keep their index; a row that lacks an objective is left out, and equal rows are both kept.
-    Raises AnalysisError if a column is unknown.
+    Raises AnalysisError if a column is unknown, or the direction of your own measure.
     """
     names = [objectives] if isinstance(objectives, str) else list(objectives)
     if not names:
@@ -41,8 +41,8 @@ def frontier(frame: pd.DataFrame, objectives: Iterable[str] | Mapping[str, str])
     allowed = allowed.dropna(subset=columns)
     values = allowed[columns].to_numpy(float, copy=True)
     measures = _measures(frame)
-    for i, name in enumerate(names):
-        direction = given.get(name, natural_direction(name, measures))
+    for i, (name, column) in enumerate(zip(names, columns, strict=True)):
+        direction = given.get(name) or natural_direction(column, measures)
         if direction not in ("minimize", "maximize"):
             raise AnalysisError(
                 f"`objectives` must have the direction 'minimize' or 'maximize', but {name!r} has {direction!r}."

@@ -144,6 +144,8 @@ MAXIMIZED = ("compression_factor", "factor", "speedup", "fidelity", "gain", "uti
 def natural_direction(name: str, measures: Mapping[str, Measure] | None = None) -> str:
     """Return whether a quantity is minimised or maximised, by its name; `measures` adds your own measures of the runs.
 
+    Raises AnalysisError for a column of an unknown measure.
+
     >>> natural_direction("objective.accuracy_on"), natural_direction("step_s@100mbps"), natural_direction("speedup")
     ('maximize', 'minimize', 'maximize')
     """
@@ -152,6 +154,8 @@ def natural_direction(name: str, measures: Mapping[str, Measure] | None = None) 
     measure = {**MEASURES, **(measures or {})}.get(quality)
     if measure is not None:
         return "maximize" if measure.higher else "minimize"
+    if quality != bare != name:
+        raise AnalysisError(f"`{name}` is a measure of your own: give its direction, as in {{{name!r}: 'maximize'}}.")
     return "maximize" if bare.startswith(MAXIMIZED) else "minimize"
 
 

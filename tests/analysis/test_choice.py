@@ -69,14 +69,18 @@ def test_frontier_keeps_order_and_drops_rows_without_objective():
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ((["speed"],), "There is no column 'speed'. Known: objective.loss."),
+        ((["speed"],), "There is no column 'speed'. Known: objective.loss, objective.dice_on."),
+        (
+            (["dice_on"],),
+            "`objective.dice_on` is a measure of your own: give its direction, as in {'objective.dice_on': 'maximize'}.",
+        ),
         (([],), "`objectives` must name at least one column."),
         (({"loss": "down"},), "`objectives` must have the direction 'minimize' or 'maximize', but 'loss' has 'down'."),
     ],
 )
 def test_invalid_frontier_is_refused(arguments, sentence):
     with pytest.raises(AnalysisError) as error:
-        frontier(pd.DataFrame({"objective.loss": [1.0]}), *arguments)
+        frontier(pd.DataFrame({"objective.loss": [1.0], "objective.dice_on": [0.5]}), *arguments)
     assert str(error.value) == sentence
 
 
