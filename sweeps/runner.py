@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -218,7 +219,10 @@ class Sweep:
             )
         scheduler = make_scheduler(self.study)
         if scheduler is not None and self.resumed:
-            replay_evaluations(scheduler, self.rows, self.store.place())
+            self.search.on_resume = partial(replay_evaluations, scheduler, self.store.place())
+            for row in self.rows:
+                if row.ended:
+                    self.search.on_resume(row)
         watch = Watch(
             self.halt,
             self.search,

@@ -59,6 +59,7 @@ class LedgerSearch(Searcher):
         self.progress: dict[int, float] = {}  # by Optuna's number
         self.stopping = False
         self.lost: TrialRow | None = None  # the last abandoned trial
+        self.on_resume: Callable[..., None] = lambda row, trial_id=None: None  # called with each begun trial
         self.problem: str | None = None  # why the sweep cannot continue: its trials wait for a resume
 
     def suggest(self, trial_id: str) -> Any:
@@ -71,6 +72,7 @@ class LedgerSearch(Searcher):
         if suggestion is None:
             return None if running else Searcher.FINISHED
         row, config = suggestion
+        self.on_resume(row, trial_id)
         spec = self._spec(row, config)
         self.ledger.begin(row, spec.runs())
         self._rows[trial_id] = row

@@ -172,6 +172,7 @@ def check_branches(study: Study, num_steps: int) -> None:
         ("budget", study.budget is not None),
         ("race", study.race is not None),
         ("confirm", bool(study.confirm)),
+        ("early_stopping", study.early_stopping != "none"),
         ("constraints.of", any(constraint.of is not None for constraint in study.constraints)),
     ):
         if given:

@@ -224,7 +224,8 @@ class SweepTrial(tune.Trainable):
                 if "loss_off" in evaluated and step < end:  # the last evaluated mode
                     self._store.send_run(name)
                     # Early stopping is decided on the first seed: the others would start the curve again.
-                    yield {**progress, **({"evaluated_step": step, **evaluated} if spec.watched and not i else {})}
+                    shown = {"evaluated_step": step - first, **evaluated}
+                    yield {**progress, **(shown if spec.watched and not i else {})}
                     reported, evaluated = time.monotonic(), {}
                 elif time.monotonic() - reported >= HEARTBEAT_S:
                     self._store.send_run(name)

@@ -31,7 +31,7 @@ from raysim.storage.places import Place
 from raysim.sweeps.search import LOST_PROCESSES, LedgerSearch
 from raysim.sweeps.study import Study
 from raysim.sweeps.trial import SweepTrial
-from raysim.sweeps.trial_rows import Rows
+from raysim.sweeps.trial_rows import TrialRow
 from raysim.training.events import Phases, to_stderr
 
 LOOK_S = 1.0  # between two checks for starting trial processes, and between two updates of the display
@@ -239,20 +239,21 @@ def make_scheduler(study: Study) -> ASHAScheduler | None:
     )
 
 
-def replay_evaluations(scheduler: ASHAScheduler, rows: Rows, folder: Place) -> None:
-    """Replay earlier evaluations into the scheduler when a study is resumed."""
+def replay_evaluations(scheduler: ASHAScheduler, folder: Place, row: TrialRow, trial_id: str | None = None) -> None:
+    """Replay a trial's earlier evaluations into the scheduler when a study is resumed; `trial_id`: Tune's, if it goes on."""
     controller: Any = None  # unused by the scheduler
-    for row in rows:
-        if row.runs and row.same_as is None and row.name is None:
-            past = Trial("past", stub=True)
-            try:
-                evals = Run(folder / row.runs[0]).evals
-            except RecordsError:
-                continue
-            scheduler.on_trial_add(controller, past)
-            shown = evals[(evals["mode"] == "on") & (evals["batchnorm"] == "running")]
-            for step, loss in zip(shown["step"].tolist(), shown["loss"].tolist(), strict=True):
-                scheduler.on_trial_result(controller, past, {"evaluated_step": step, "loss_on": loss})
+    if not row.runs or row.same_as is not None or row.name is not None:
+        return
+    try:
+        run = Run(folder / row.runs[0])
+        evals, first = run.evals, int(run.row.get("first_step") or 0)
+    except RecordsError:
+        return
+    past = Trial("past", stub=True, trial_id=trial_id)
+    scheduler.on_trial_add(controller, past)
+    shown = evals[(evals["mode"] == "on") & (evals["batchnorm"] == "running")]
+    for step, loss in zip(shown["step"].tolist(), shown["loss"].tolist(), strict=True):
+        scheduler.on_trial_result(controller, past, {"evaluated_step": step - first, "loss_on": loss})
 
 
 def run_tune(

@@ -65,6 +65,7 @@ def test_a_sweep_of_branches(ray, tmp_path, capsys):
         ({"branches": {"at": [0, 0.01], "steps": 2}}, "`branches.at` must give different steps of the 10 of the base, but got 0, 0."),
         ({"branches": {"at": [1.0], "steps": 2}}, "`branches.at.0` must be less than 1, but got 1.0."),
         ({"sampler": "random", "trials": 4}, "`branches` trains every setting at every point, so `sampler` must be grid"),
+        ({"early_stopping": "asha"}, "`early_stopping` must be left out with `branches`, whose table judges each point."),
         ({"confirm": 3}, "`confirm` must be left out with `branches`, whose table judges each point."),
         (
             {"race": True},

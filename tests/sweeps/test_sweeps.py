@@ -1,12 +1,14 @@
 """Sweeps on a real Ray: what they leave behind, warm stages that remember nothing, and trials that fail."""
 
 import os
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from optuna.trial import TrialState
+from ray.tune.experiment import Trial
 from runs import same_records
 from studies import BASE, write_study
 from trials import check_agree
@@ -25,8 +27,8 @@ from raysim.sweeps.runner import Sweep, SweepError
 from raysim.sweeps.search import LedgerSearch
 from raysim.sweeps.study_file import read_study
 from raysim.sweeps.trial import SweepTrial, TrialSpec
-from raysim.sweeps.trial_rows import best_trials
-from raysim.sweeps.tuning import Watch
+from raysim.sweeps.trial_rows import TrialRow, best_trials
+from raysim.sweeps.tuning import Watch, make_scheduler, replay_evaluations
 from raysim.training.train import train
 
 CPU: Pricing = {"compute": "cpu", "profile": None}
@@ -125,12 +127,34 @@ def test_relative_paths_lead_from_the_folder_of_the_sweep(tmp_path, monkeypatch)
     objectives = (Objective("r2_on"),)
     spec = TrialSpec(0, config, (0,), str(tmp_path), objectives, "inline", CPU, [], folder=str(tmp_path))
     monkeypatch.chdir(tmp_path / "elsewhere")
-    trial = SweepTrial({"trial": spec})
-    while not (result := trial.train())["done"]:
-        pass
-    status, _, error, figures = result["outcome"]
+    status, _, error, figures = outcome_and_shown(spec)[0]
     assert (status, error) == ("finished", None)
     assert figures["r2_on"].value == Run(tmp_path / "trials" / "0-s0").row["final_r2_on"]
+
+
+def outcome_and_shown(spec):
+    """Train a trial here; return its outcome and the steps of the evaluations that it shows to ASHA."""
+    trial, shown = SweepTrial({"trial": spec}), []
+    while not (result := trial.train())["done"]:
+        shown += [result["evaluated_step"]] if "evaluated_step" in result else []
+    return result["outcome"], shown
+
+
+def test_asha_counts_the_steps_of_the_trial_and_judges_it_once_at_each(tmp_path):
+    config = make_config({**BASE, "name": "small", "steps": 8, "checkpoint_at_steps": [6]})
+    dense = train(config, out=tmp_path / "dense", engine="inline")
+    spec = TrialSpec(0, config, (0,), str(tmp_path), (), "inline", CPU, [])
+    branch = replace(spec, number=1, config=config.changed(start=f"{dense.folder}@6", checkpoint_at_steps=None))
+    assert [outcome_and_shown(each)[1] for each in (spec, branch)] == [[2, 4, 6], [2, 4, 6]]
+
+    scheduler = make_scheduler(read_study(write_study(tmp_path, early_stopping="asha")))
+    resumed, other = (Trial("past", stub=True, trial_id=name) for name in ("resumed", "other"))
+    for number in (1, 1, 1):  # ended before, as good as the one that goes on
+        replay_evaluations(scheduler, tmp_path, TrialRow(number, [0], runs=branch.runs()))
+    replay_evaluations(scheduler, tmp_path, TrialRow(1, [0], runs=branch.runs()), "resumed")
+    for trial, decision in ((resumed, "CONTINUE"), (other, "STOP")):  # the first was judged before
+        scheduler.on_trial_add(None, trial)
+        assert scheduler.on_trial_result(None, trial, {"evaluated_step": 2, "loss_on": 99.0}) == decision
 
 
 @pytest.mark.slow
