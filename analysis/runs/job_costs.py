@@ -173,6 +173,7 @@ class JobCosts:
             row = self.recordings[0].row
             samples = int(row["batch_size"]) // int(row["num_microbatches"] * row["num_replicas"])
             given.check_run(self.recordings[0].num_stages, samples)
+            given.check_messages(next(iter(self.recordings[0].profiles.values())).dense_bytes[0, :-1, 0].mean(axis=-1))
             if split and given.compute_s.shape[2] == 2:
                 raise ReplayError(
                     "`profile` times each backward as a whole, but these runs compute weight gradients separately. Record the profile "

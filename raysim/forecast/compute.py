@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import platform
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import Any
@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from raysim.codecs.codec import DTYPES
 from raysim.config import ConfigError, RunConfig
 from raysim.engine.inline import InlineEngine
-from raysim.forecast.replica_costs import replica_costs
+from raysim.forecast.replica_costs import replica_costs, tied_transfers
 from raysim.network.presets import DEVICES
 from raysim.network.profile import Profile
 from raysim.network.recorded import mean_profile, profiles_from_actions
@@ -27,6 +28,7 @@ from raysim.pipeline.reports import ActionRecord
 from raysim.records import WARMUP_STEPS
 from raysim.schedules.arrays import OPS, make_table
 from raysim.schedules.families import Schedule
+from raysim.values import BoundaryTensors
 
 RECORDED_EVERY = 2
 EFFICIENCY = 0.4  # assumed share of a datasheet's peak that training reaches
@@ -73,18 +75,22 @@ def counted_profile(
     return profile.split_backward([share * (2 / 3 if recompute else 1) for share in weight_shares])
 
 
-def recorded_profile(config: RunConfig, recorded: Profile, num_stages: int) -> Profile:
+def recorded_profile(config: RunConfig, recorded: Profile, boundaries: Sequence[BoundaryTensors]) -> Profile:
     """Return a recorded profile averaged over microbatches, with its packets and codec seconds.
 
     Data loading, recorded as decoding in actions that receive no packet, is moved into compute. Raises ConfigError if the
-    profile's number of stages or microbatch size differs from the run's, or it has several replicas.
+    profile's number of stages, microbatch size or activations differ from the run's, or it has several replicas.
     """
+    num_stages, value_bytes = len(boundaries) + 1, DTYPES[config.dtype].itemsize
     if recorded.num_stages != num_stages:
         raise ConfigError(f"`num_stages` must be the profile's ({recorded.num_stages}), but got {num_stages}.")
     if recorded.num_replicas != 1:
         raise ConfigError(f"`profile` must have one replica, but got {recorded.num_replicas}: record it again.")
     try:
         recorded.check_microbatches(config.microbatch_size)
+        recorded.check_messages(
+            [value_bytes * sum(map(math.prod, x.shapes.values())) + sum(x.exact_bytes.values()) for x in boundaries]
+        )
     except ValueError as error:
         raise ConfigError(str(error)) from None
     loading = np.zeros_like(recorded.decode_s)
@@ -153,10 +159,20 @@ def record_profile(config: RunConfig, *, num_steps: int = 5) -> Profile:
             updates_s.append(sum(report.update_s for report in reports))
     profiles = profiles_from_actions({name: np.array([row[name] for row in rows]) for name in rows[0]})
     sizes = np.array([sum(parameter.numel() for parameter in module.parameters()) for module in workload.modules])
+    plan = workload.plan
+    shapes = [averaged_shapes(stage, module, plan.config, plan.tied) for stage, module in enumerate(workload.modules)]
+    gradient_bytes = np.array([4.0 * sum(map(math.prod, own.values())) for own in shapes])
+    tied = [
+        (tuple(stage for stage, _ in owners), workload.modules[owners[0][0]].get_parameter(owners[0][1]).numel())
+        for owners in plan.tied
+    ]
     return replace(
         mean_profile(list(profiles.values())),
+        gradient_bytes=gradient_bytes,
+        bucketed_bytes=gradient_bytes,
+        transfers=tied_transfers(tied, 1),
         update_s=statistics.median(updates_s) * sizes.astype(np.float64) / max(sizes.sum(), 1),
-        codec_bytes_per_s=_codec_speed(config, workload, links),
+        codec_bytes_per_s=_codec_speed(config, shapes, links),
         microbatch_samples=config.microbatch_size,
         source=_source(config, workload, len(profiles)),
     )
@@ -168,12 +184,12 @@ def _alone(action: ActionRecord, config: RunConfig) -> dict[str, float]:
     return {"compute_wall_s": float(np.fmin(action.compute_wall_s, cpu_s))}
 
 
-def _codec_speed(config: RunConfig, workload: Workload, links: Sequence[LinkAccount]) -> float:
+def _codec_speed(
+    config: RunConfig, shapes: Sequence[Mapping[str, tuple[int, ...]]], links: Sequence[LinkAccount]
+) -> float:
     """Return the bytes a second processed by the codecs of links and replica methods; 0 without codecs."""
     work: list[tuple[float, float]] = [(link.coded_bytes, link.codec_s) for link in links]
     if config.num_replicas > 1 and not any("stage" in method.needs for method in config.replica_methods()):
-        tied = workload.plan.tied
-        shapes = [averaged_shapes(stage, module, config, tied) for stage, module in enumerate(workload.modules)]
         costs = replica_costs(config, shapes, None, [])
         work += [(cost.coded_bytes, cost.method_s) for cost in costs if cost.coded_bytes]
     return sum(size for size, _ in work) / sum(seconds for _, seconds in work) if work else 0.0

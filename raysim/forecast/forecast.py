@@ -210,7 +210,9 @@ def _forecast(
     cut_backward = cuts_backward(config, num_stages)  # raises if the schedule does not fit
     memories = stage_memories(config, parts, num_samples)
     weight_shares = parts.weight_shares(DTYPES[config.dtype]) if cut_backward and device is not None else ()
-    compute = _compute(config, device, recorded, efficiency, parts.flops_forward, weight_shares, notes)
+    compute = _compute(
+        config, device, recorded, efficiency, parts.flops_forward, weight_shares, parts.boundaries, notes
+    )
     codec_bytes_per_s = _codec_speed(device, codec_bytes_per_s, notes)
     links = link_costs(config, parts.boundaries, codec_bytes_per_s, notes)
     notes.append(f"Transport {transport}.")
@@ -324,6 +326,7 @@ def _compute(
     efficiency: float,
     flops_forward: Sequence[int],
     weight_shares: Sequence[float],
+    boundaries: Sequence[BoundaryTensors],
     notes: list[str],
 ) -> Profile:
     """Return the compute of a step, from a datasheet or a recorded profile."""
@@ -337,7 +340,7 @@ def _compute(
     assert recorded is not None
     bounds = " The interval is that of its mean over recorded steps." if len(recorded.paces) > 1 else ""
     notes.append(f"Compute and update: the profile ({recorded.source or 'made by hand'}).{bounds}")
-    return recorded_profile(config, recorded, len(flops_forward))
+    return recorded_profile(config, recorded, boundaries)
 
 
 def _codec_speed(device: str | None, given: float | None, notes: list[str]) -> float | None:

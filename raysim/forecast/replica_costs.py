@@ -17,7 +17,14 @@ from numpy.typing import NDArray
 from raysim.codecs import derive_key
 from raysim.config import ConfigError, RunConfig
 from raysim.limits import process_memory
-from raysim.network.collectives import EXCHANGES, Transfers, all_reduce, as_transfers, mean_transfers
+from raysim.network.collectives import (
+    EXCHANGES,
+    Transfers,
+    all_reduce,
+    as_transfers,
+    mean_transfers,
+    of_each_replica,
+)
 from raysim.network.exchanges import more_than_dense
 from raysim.network.profile import END_COSTS, Profile
 from raysim.network.simulate import Mixture
@@ -239,8 +246,5 @@ def tied_transfers(tied: Sequence[tuple[tuple[int, ...], int]], num_replicas: in
         members = [(replica, stage) for replica in replicas for stage in stages]
         chunks = chunk_bytes("sum", size, len(members), TIED_TABLE)
         summed = all_reduce(EXCHANGES[1], stages[0], members, chunks, whole=fused)
-        if not fused:
-            summed, count = np.tile(summed, num_replicas), len(summed)
-            summed["source_replica"] = summed["target_replica"] = np.repeat(np.arange(num_replicas), count)
-        transfers.append(summed)
+        transfers.append(summed if fused else of_each_replica(summed, num_replicas))
     return np.concatenate(transfers)

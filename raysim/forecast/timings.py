@@ -25,6 +25,7 @@ from raysim.config import ConfigError, apply_override
 from raysim.config.fields import Natural, Positive, Strict
 from raysim.config.reading import first_error
 from raysim.limits import process_memory
+from raysim.network.collectives import of_each_replica
 from raysim.network.profile import FORMAT, Profile
 from raysim.network.sharding import Sharded, Units, parse_sharding
 from raysim.network.timed_step import TimedStep
@@ -228,6 +229,8 @@ def timed_step(
                 )
             profile = profile.split_backward(weight_share)
         replicas = num_replicas if num_replicas is not None else profile.num_replicas
+        if profile.num_replicas == 1:
+            profile = replace(profile, transfers=of_each_replica(profile.transfers, replicas))
         delay = check_integer("averaging_delay", averaging_delay, 0)
         return TimedStep([(1.0, profile)], rows, count, replicas, averaging_delay=delay)
     except ValueError as error:
@@ -277,6 +280,11 @@ def _saved_step(path: str, overrides: Sequence[str]) -> TimedStep:
         if key not in KEYS:
             raise ConfigError(f"Unknown key `{key}` with a profile. Known: {', '.join(KEYS)}.")
     try:
-        return timed_step(Profile.load(path), **changes)
+        profile = Profile.load(path)
+        if changes.get("num_replicas", 1) != 1 and not profile.gradient_bytes.any() and not len(profile.transfers):
+            raise InputError(
+                f"`num_replicas`: {path} has no `gradient_bytes` to average: record it again, or add them."
+            )
+        return timed_step(profile, **changes)
     except (TypeError, ValueError) as error:
         raise error if isinstance(error, InputError) else InputError(str(error)) from None

@@ -104,6 +104,13 @@ def all_reduce(
     )
 
 
+def of_each_replica(transfers: Transfers, num_replicas: int) -> Transfers:
+    """Return the transfers of one replica, repeated by every replica."""
+    repeated, replicas = np.tile(transfers, num_replicas), np.repeat(np.arange(num_replicas), len(transfers))
+    repeated["source_replica"] = repeated["target_replica"] = replicas
+    return repeated
+
+
 def whole_bytes(ring_bytes: float, num_members: int) -> float:
     """Return the summed bytes, given the bytes sent by each member in a ring: 2 (D - 1) / D of them."""
     return ring_bytes * num_members / (2 * (num_members - 1)) if num_members > 1 else 0.0

@@ -203,6 +203,16 @@ class Profile:
                 f"`profile` must have {num_stages} stages, as in the runs that it prices, but has {self.num_stages}."
             )
 
+    def check_messages(self, dense_bytes: ArrayLike) -> None:
+        """Raise ValueError if known activations do not have these uncompressed bytes by boundary, as those of another model."""
+        own = self.dense_bytes[0, :-1, 0].mean(axis=-1)
+        for boundary in np.flatnonzero(~np.isclose(own, dense_bytes) & own.any())[:1]:
+            here, wanted = own[boundary], np.asarray(dense_bytes)[boundary]
+            raise ValueError(
+                f"`profile` must have activations of {wanted:,.0f} bytes at boundary {boundary}, but has {here:,.0f}: record it again "
+                "with the same `model`, `data` and `dtype`."
+            )
+
     def with_packets_of(self, other: Profile) -> Profile:
         """Return these costs with the transfers and codec times of `other`: the same model under another compressor."""
         taken = ("decode_s", "encode_s", "wire_bytes", "dense_bytes", "method_s", "transfers")

@@ -132,7 +132,7 @@ def _frozen_profile(plan: Plan) -> Profile:
             f"`profile` must be a device ({', '.join(DEVICES)}) or a file written by `raysim profile`, but got {source!r}."
         )
     try:
-        return recorded_profile(config, Profile.load(source), plan.num_stages)
+        return recorded_profile(config, Profile.load(source), plan.boundaries)
     except ConfigError:
         raise
     except ValueError as error:

@@ -182,6 +182,11 @@ def test_profile_replaces_recorded_compute(runs, tmp_path):
     np.testing.assert_array_equal(quiet[1].mean_profile.encode_s, recorded[1].mean_profile.encode_s)
     frame = replay([runs / "dense", runs / "q8"], "free", profile=file)
     assert frame["compute"].unique().tolist() == [f"profile {file}"]
+    record_profile(make_config({**CONFIG, "dtype": "bfloat16"}), num_steps=1).save(tmp_path / "other.json")
+    with pytest.raises(
+        ReplayError, match=r"^`profile` must have activations of [\d,]+ bytes at boundary 0, but has [\d,]+: "
+    ):
+        in_company([runs / "q8"], profile=tmp_path / "other.json")
     done = CliRunner().invoke(app, ["replay", str(runs / "q8"), "--network", "free", "--profile", str(tmp_path / "no")])
     assert done.exit_code == 2
     assert "cannot be read" in done.stderr

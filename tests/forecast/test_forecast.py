@@ -13,6 +13,7 @@ from raysim.config import ConfigError, read_config
 from raysim.engine.inline import InlineEngine
 from raysim.forecast.compute import datasheet_profile, record_profile
 from raysim.forecast.forecast import forecast
+from raysim.forecast.timings import read_timings
 from raysim.network.presets import DEVICES, parse_network
 from raysim.network.prices import MODEL_ERROR, mean_bounds
 from raysim.network.profile import Profile
@@ -20,6 +21,7 @@ from raysim.network.simulate import simulate
 from raysim.network.timeline_views import wire_use
 from raysim.network.topology import Network
 from raysim.network.transport import RAY
+from raysim.notation import InputError
 from raysim.pipeline.groups import TIED_TABLE, chunk_bytes
 from raysim.pipeline.prepare import prepare
 from raysim.schedules.families import GPipe
@@ -255,6 +257,42 @@ def test_a_recorded_profile_gives_compute_for_any_codec(small, tmp_path):
         forecast(small(num_stages=2), profile=profile)
     with pytest.raises(ConfigError, match=r"`profile` must have microbatches of 8 samples, but has 4: record it again"):
         forecast(small(num_microbatches=2), profile=profile)
+    for other in ({"model": {"name": "cnn", "width": 64}}, {"dtype": "bfloat16"}):  # their compute is another one
+        with pytest.raises(
+            ConfigError, match=r"`profile` must have activations of [\d,]+ bytes at boundary 0, but has [\d,]+: rec"
+        ):
+            forecast(small(**other), profile=profile)
+    by_hand = replace(profile, dense_bytes=np.zeros(1))  # knows no messages
+    assert forecast(small(dtype="bfloat16"), profile=by_hand).steady.compute_s.sum() > 0
+
+
+def test_replicas_of_a_recorded_profile_average_its_gradients(small, tmp_path):
+    config = small(
+        model={"name": "gpt", "num_blocks": 2, "width": 8, "num_heads": 2, "tied": True},
+        data={"name": "topics", "length": 8, "train_samples": 64, "test_samples": 20},
+    )
+    profile = record_profile(config, num_steps=1)
+    profile.save(tmp_path / "p.json")
+    network = parse_network("1mbps+10ms")
+
+    def step(*overrides):
+        return read_timings(str(tmp_path / "p.json"), overrides).simulate(network)
+
+    alone, averaging = step(), step("num_replicas=2")
+    own = forecast(config.changed(num_replicas=2, batch_size=2 * config.batch_size), profile=profile, transport="bare")
+    assert alone.collective_s == pytest.approx(
+        forecast(config, profile=profile, transport="bare").simulate(network).collective_s
+    )
+    assert averaging.collective_s == pytest.approx(own.simulate(network).collective_s, rel=0.01)  # headers
+    assert averaging.collective_s > alone.collective_s > 0
+    replace(profile, gradient_bytes=np.zeros(1), bucketed_bytes=np.zeros(1), transfers=profile.transfers[:0]).save(
+        tmp_path / "p.json"
+    )
+    assert step("num_microbatches=8").step_s > 0
+    with pytest.raises(
+        InputError, match=r"^`num_replicas`: .*p\.json has no `gradient_bytes` to average: record it again, or add"
+    ):
+        step("num_replicas=2")
 
 
 def test_a_profile_leaves_out_what_other_work_takes(small, monkeypatch):
