@@ -24,7 +24,7 @@ from raysim.workloads.models import MODELS, bind_model, build_model, make_struct
 from raysim.workloads.options import bind_options
 from raysim.workloads.partition import Partition, partition
 from raysim.workloads.splits import DataShape
-from raysim.workloads.stage_costs import Shadow
+from raysim.workloads.stage_costs import Shadow, named_layers
 
 CIFAR = {
     "cifar10": (DataShape((3, 32, 32), "float32", 10), 50_000),
@@ -172,7 +172,7 @@ def _stages(config: RunConfig, num_stages: int, samples: int) -> tuple[StageCost
                 output=outputs[stage],
                 units=tuple(
                     Unit(float(layer.flops), sum(parameter.numel() for parameter in part.parameters()))
-                    for layer, part in zip(layers, module.children(), strict=True)
+                    for layer, part in zip(layers, named_layers(module).values(), strict=True)
                 ),
             )
         )

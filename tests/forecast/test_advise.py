@@ -547,3 +547,11 @@ def test_tied_embedding_costs_time_only_between_two_workers() -> None:
     assert "51.2 MB" in sentence
     assert "--schedule ZBV" in sentence
     assert not [line for line in answer(advise(replace(own, model=untied), [SLOW])) if "tied" in line]
+
+
+def test_a_layer_used_twice_is_a_unit_twice() -> None:
+    model = RecipeModel(read_config("digits-cnn", ["model=own_modules:reused"]))
+    for stage in model.stages(2, 4):
+        assert sum(unit.forward_flops for unit in stage.units) == stage.forward_flops
+        assert sum(unit.num_parameters for unit in stage.units) == stage.num_parameters
+    assert sum(len(stage.units) for stage in model.stages(2, 4)) == model.layers == 6

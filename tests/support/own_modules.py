@@ -211,6 +211,12 @@ class Bounding(Network):
         """Constrain nothing."""
 
 
+def reused(shape) -> nn.Module:
+    """Layers with one activation used twice."""
+    relu = nn.ReLU()
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), relu, nn.Linear(8, 8), relu, nn.Linear(8, shape.num_classes))
+
+
 def bound(shape) -> nn.Module:
     return Bound(shape)
 
