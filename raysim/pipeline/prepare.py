@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -22,7 +23,7 @@ from raysim.workloads.metrics import check_metrics
 from raysim.workloads.models import BUILT_ALONE, build_model
 from raysim.workloads.options import reason_of
 from raysim.workloads.partition import Partition, partition
-from raysim.workloads.splits import Split
+from raysim.workloads.splits import Split, are_sorted
 from raysim.workloads.stage_costs import Shadow
 from raysim.workloads.task import Task, answer_span, make_task
 
@@ -74,6 +75,7 @@ def _prepare(config: RunConfig, data: Data | None, origin: Origin) -> Workload:
         raise ConfigError(
             f"`evaluate_samples` must be at most the number of test samples ({len(data.test)}), but got {config.evaluate_samples}."
         )
+    _check_evaluated(config, data)
     task = task_of(config, data.shape)
     cut = {"cuts": config.cuts} if config.cuts is not None else {"num_stages": config.stages}
     seed = config.seed if origin.model_seed is None else origin.model_seed
@@ -122,6 +124,20 @@ def _prepare(config: RunConfig, data: Data | None, origin: Origin) -> Workload:
     )
     check_plan(plan, parts)
     return Workload(plan, parts.stages, data)
+
+
+def _check_evaluated(config: RunConfig, data: Data) -> None:
+    """Raise ConfigError if the evaluated test samples lack classes by which the test samples are sorted."""
+    count = config.evaluate_samples
+    if count is None or not data.shape.classifies or data.shape.target_shape:
+        return
+    classes = data.test.targets(np.arange(len(data.test))).numpy()
+    known = len(np.unique(classes[:count]))
+    if are_sorted(classes) and known < len(np.unique(classes)):
+        raise ConfigError(
+            f"`evaluate_samples` = {count} takes test samples of the first {known} of {len(np.unique(classes))} classes, by which they "
+            "are sorted. Take some of all by `data.test_samples` instead."
+        )
 
 
 def task_of(config: RunConfig, shape: DataShape) -> Task:

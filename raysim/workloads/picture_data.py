@@ -202,7 +202,7 @@ def _make_data(
     """Return the data set of images and class numbers, from two parts or from one part to be split here."""
     check_choice("data.augment", options.augment, AUGMENT)
     counts = [len(numbers) for numbers in labels]
-    train, test = split_rows("pictures", counts, options.wanted)
+    train, test = split_rows("pictures", counts, options.wanted, np.concatenate(labels))
     if len(parts) == 2:
         test = test - counts[0]
     size = _size(options.size, parts[0])

@@ -88,12 +88,14 @@ def limits(wanted: Wanted, available: Sequence[int]) -> tuple[int, int]:
     return train, test
 
 
-def split_rows(kind: str, counts: Sequence[int], wanted: Wanted) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def split_rows(
+    kind: str, counts: Sequence[int], wanted: Wanted, classes: Rows | None = None
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return the training and the test rows, up to the wanted numbers of each.
 
     `counts`: numbers of rows in the training and the test part, indexed consecutively. From a single part, a tenth
-    becomes the test split, drawn from `kind` alone and so the same in every run. Raises ValueError if there are too few
-    rows.
+    becomes the test split, drawn from `kind` alone and so the same in every run. Of fewer rows than there are, the first are taken, or
+    evenly spread ones if `classes` of all rows are sorted. Raises ValueError if there are too few rows.
     """
     if len(counts) == 2:
         train, test = np.arange(counts[0]), np.arange(counts[0], sum(counts))
@@ -104,7 +106,18 @@ def split_rows(kind: str, counts: Sequence[int], wanted: Wanted) -> tuple[NDArra
         order, num_test = permutation(count, derive_key(kind, "split")), max(1, count // TEST_SHARE)
         train, test = np.sort(order[num_test:]), np.sort(order[:num_test])
     num_train, num_test = limits(wanted, (len(train), len(test)))
-    return train[:num_train], test[:num_test]
+    return _limited(train, num_train, classes), _limited(test, num_test, classes)
+
+
+def _limited(rows: NDArray[np.int64], number: int, classes: Rows | None) -> NDArray[np.int64]:
+    if classes is not None and number < len(rows) and are_sorted(classes[rows]):
+        return rows[np.arange(number) * len(rows) // number]
+    return rows[:number]
+
+
+def are_sorted(classes: NDArray[Any]) -> bool:
+    """Return whether samples of each of several classes follow one another, so that the first ones are not like all."""
+    return bool(np.count_nonzero(classes[1:] != classes[:-1]) == len(np.unique(classes)) - 1 > 0)
 
 
 def permutation(count: int, key: int) -> NDArray[np.int64]:

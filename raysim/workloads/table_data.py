@@ -91,7 +91,7 @@ def table_of_rows(
         raise ValueError(f"{sources[0].name} must have columns other than the target, but has none.")
     survey = _Survey(sources, names, targets, classes)
     inputs, outputs = (survey.array(part, chosen) for part, chosen in (("features", names), ("targets", targets)))
-    train, test = split_rows("table", survey.counts, wanted)
+    train, test = split_rows("table", survey.counts, wanted, outputs if survey.classes else None)
     mean, std = _moments(inputs, train)
     target_mean, target_std = (None, None) if survey.classes else _moments(outputs, train)
     first, second = (TableSplit(inputs, outputs, rows, mean, std, target_mean, target_std) for rows in (train, test))

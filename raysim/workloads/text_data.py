@@ -258,7 +258,8 @@ def labelled_texts(
     files = [file for source in sources for file in source.files]
     tokens = cached_rows("labelled", files, [columns, length, tokenizer.key], write)
     train, test = (
-        LabelledSplit(tokens, codes, rows) for rows in split_rows("labelled", [len(part) for part in labels], wanted)
+        LabelledSplit(tokens, codes, rows)
+        for rows in split_rows("labelled", [len(part) for part in labels], wanted, codes)
     )
     shape = DataShape((length,), "int64", num_classes, num_tokens=tokenizer.num_tokens, padding=tokenizer.padding)
     if pair is not None:

@@ -11,7 +11,8 @@ import torch
 from loading import everything, load, refusal
 from runs import break_off
 
-from raysim.config import ConfigError, read_config
+from raysim.config import ConfigError, make_config, read_config
+from raysim.pipeline.prepare import prepare
 from raysim.training.train import train
 from raysim.workloads.hf_layers import chain
 from raysim.workloads.hf_model import load_model
@@ -110,6 +111,49 @@ def test_class_folder_only_in_test_split_is_refused(tmp_path):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "0.png").write_bytes(grey(np.zeros((8, 8), np.uint8)))
     assert "has 'owl' and" in refusal(lambda: load("images", path=tmp_path))
+
+
+@pytest.mark.parametrize("kind", ["images", "text", "table", "hf"])
+def test_some_samples_of_sorted_classes_are_of_all_classes(tmp_path, kind):
+    labels = sorted(i % 4 for i in range(80))
+    if kind == "images":
+        for split, label in ((split, label) for split in ("train", "test") for label in range(4)):
+            (tmp_path / "set" / split / f"c{label}").mkdir(parents=True)
+            for i in range(20):
+                (tmp_path / "set" / split / f"c{label}" / f"{i}.png").write_bytes(grey(np.full((8, 8), i, np.uint8)))
+    elif kind == "hf":
+        datasets = pytest.importorskip("datasets")
+        rows = datasets.Dataset.from_dict({"text": [f"{i:02}" for i in range(80)], "label": labels})
+        datasets.DatasetDict(train=rows, test=rows).save_to_disk(str(tmp_path / "set"))
+    else:
+        (tmp_path / "set").mkdir()
+        for split in ("train", "test"):
+            lines = [f"a{i if kind == 'text' else i % 3},{label}" for i, label in enumerate(labels)]
+            (tmp_path / "set" / f"{split}.csv").write_text("\n".join(["text,label", *lines]))
+    options = {"text": {"label": "label"}, "table": {"target": "label", "classes": True}, "hf": {"target": "label"}}
+    data = load(kind, path=tmp_path / "set", train_samples=16, test_samples=8, **options.get(kind, {}))
+    counts = [np.bincount(everything(split)[1]).tolist() for split in (data.train, data.test)]
+    assert counts == [[4] * 4, [2] * 4]
+
+
+def test_evaluations_of_sorted_classes_have_all_of_them(tmp_path):
+    rows = [json.dumps({"text": f"text {i}", "label": i // 40}) + "\n" for i in range(80)]
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.jsonl").write_text("".join(rows))
+    config = {"model_type": "bert", "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+    keys = {
+        "model": {"name": "hf", "config": config},
+        "num_stages": 2,
+        "batch_size": 8,
+        "steps": 1,
+        "evaluate_samples": 8,
+    }
+    with pytest.raises(
+        ConfigError, match=r"takes test samples of the first 1 of 2 classes, by which they are sorted\. Take"
+    ):
+        prepare(make_config(keys), load("text", path=tmp_path, label="label", length=8))
+    some = load("text", path=tmp_path, label="label", length=8, test_samples=8)
+    assert prepare(make_config(keys), some).plan.num_test_samples == 8
 
 
 def test_splits_are_not_mistaken_for_classes(tmp_path):
