@@ -170,15 +170,17 @@ def open_rows_of(*files: Path) -> RowSource:
 def open_splits(value: object, suffixes: Sequence[str] = SUFFIXES) -> list[RowSource]:
     """Return the rows of each split in `data.path`: a file, or a folder with files train* and test*.
 
-    Files valid*, val* or dev* are the test split if there are no files test*. Raises ValueError if a split has no file.
+    Files valid*, val* or dev* are the test split if there are no files test*. Files of one suffix are read, since others may hold
+    the same rows. Raises ValueError if a split has no file.
     """
     path = check_path("data.path", value)
     if path.is_file():
         return [open_rows_of(path)]
     splits = []
     for names in (("train",), ("test", "valid", "val", "dev")):
-        by_name = ([file for file in sorted(path.rglob(f"{name}*")) if file.suffix in suffixes] for name in names)
-        files = next((matches for matches in by_name if matches), None)
+        kinds = ((name, suffix) for name in names for suffix in suffixes)
+        found = (sorted(file for file in path.rglob(f"{name}*") if file.suffix == suffix) for name, suffix in kinds)
+        files = next(filter(None, found), None)
         if files is None:
             ends = ", ".join(suffixes)
             raise ValueError(

@@ -2,6 +2,7 @@
 
 import io
 import json
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -130,7 +131,11 @@ def test_some_samples_of_sorted_classes_are_of_all_classes(tmp_path, kind):
         for split in ("train", "test"):
             lines = [f"a{i if kind == 'text' else i % 3},{label}" for i, label in enumerate(labels)]
             (tmp_path / "set" / f"{split}.csv").write_text("\n".join(["text,label", *lines]))
-    options = {"text": {"label": "label"}, "table": {"target": "label", "classes": True}, "hf": {"target": "label"}}
+    options: dict[str, dict[str, Any]] = {
+        "text": {"label": "label"},
+        "table": {"target": "label", "classes": True},
+        "hf": {"target": "label"},
+    }
     data = load(kind, path=tmp_path / "set", train_samples=16, test_samples=8, **options.get(kind, {}))
     counts = [np.bincount(everything(split)[1]).tolist() for split in (data.train, data.test)]
     assert counts == [[4] * 4, [2] * 4]

@@ -103,6 +103,7 @@ def test_a_split_of_several_files_is_read_in_their_order_and_its_rows_are_named(
         write(houses(30).slice(10 * place, 10), tmp_path / f"train-{place}.csv")
     write(houses(8), tmp_path / "valid.csv")
     write(houses(30), tmp_path / "whole.csv")
+    write(houses(30), tmp_path / "train.parquet")  # the same rows again
     data = load("table", path=str(tmp_path), target="price")
     assert (len(data.train), len(data.test)) == (30, 8)
     prices = everything(data.train)[1][:, 0] * data.shape.target_scale[0]
