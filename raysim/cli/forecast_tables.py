@@ -94,6 +94,8 @@ def show_timed(timed: TimedStep, figures: Mapping[str, Any], networks: Sequence[
         rate = f", {three_digits(timed.samples / row['step_s'])} samples a second" if timed.samples else ""
         write_line(out, f"A step takes {format_seconds(row['step_s'])} on {row['network']}{rate}.")
     replicas = f", {timed.num_replicas} replicas" if timed.num_replicas > 1 else ""
+    if replicas and timed.sharded is None and not (timed.profile.gradient_bytes.any() or len(timed.profile.transfers)):
+        replicas += " that average nothing, without `gradient_bytes`"
     if timed.averaging_delay:
         replicas += (
             f", averages under the next {'step' if timed.averaging_delay == 1 else f'{timed.averaging_delay} steps'}"

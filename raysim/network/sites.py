@@ -132,6 +132,10 @@ def network_of_sites(content: Mapping[str, Any], name: str) -> Network:
         count = check_integer(f"sites.{site}.hosts", values.get("hosts", 1), 1)
         hosts += [site] * count
         names += [f"{site}-{number}" for number in range(count)]
+        if idle := [key for key in ("bandwidth", "latency") if count == 1 and key in values]:
+            raise ValueError(
+                f"`sites.{site}.{idle[0]}` is that between hosts of the site, which has one. Use `upload`, or the site's `links`."
+            )
         roads[site, site] = _road(f"sites.{site}", values)
     homes = {site: _home(f"sites.{site}", values) for site, values in sites.items() if "home" in values}
     between_homes = {

@@ -176,6 +176,11 @@ def test_the_command_prices_a_file_and_says_nothing_about_recorded_steps(tmp_pat
     figures = json.loads((tmp_path / "f.json").read_text())
     expected = Timings(**PARTS, schedule="ZBH1").step().simulate(parse_network("1gbps")).step_s
     assert figures["networks"][0]["step_s"] == expected
+    for gradients, said in (("", True), ("gradient_bytes=1e6", False)):
+        more = CliRunner().invoke(
+            app, ["simulate", str(path), "num_replicas=2", *gradients.split(), "--network", "1gbps"]
+        )
+        assert ("2 replicas that average nothing, without `gradient_bytes`" in " ".join(more.output.split())) == said
     refused = CliRunner().invoke(app, ["simulate", str(path), "--device", "A100", "--network", "1gbps"])
     assert refused.exit_code == 2
     assert "`--device` belongs to a recipe" in " ".join(refused.output.split())

@@ -168,6 +168,10 @@ def test_wrong_regions_and_uploads_are_refused(written, change, sentence):
         (('["home", "lab"]', '["home", "home"]'), r"must name two sites"),
         (("[[links]]", "[[link]]"), r"Unknown field `link` in a file with sites"),
         (("hosts = 2", "hosts = 0"), r"`sites.home.hosts` must be an integer of at least 1"),
+        (
+            ("[sites.lab]", '[sites.lab]\nbandwidth = "1gbps"'),
+            r"`sites.lab.bandwidth` is that between hosts of the site, which has one",
+        ),
         (("[sites.lab]", "[sites.lab]\nspeed = 3"), r"Unknown field `sites.lab.speed`"),
         (
             ('[[links]]\nbetween = ["home", "lab"]\nbandwidth = "100mbps"\nlatency = "20ms"\n', ""),
