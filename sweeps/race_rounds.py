@@ -40,7 +40,10 @@ COLUMNS = pa.schema(
         ("decision", pa.string()),
         ("seeds", pa.list_(pa.int64())),  # trained in this round, behind the exit, or planned from here on
         ("share", pa.float64()),  # of the steps at which the part ends
-        ("cost", pa.float64()),  # of a step, in seconds or bytes: orders the trials
+        (
+            "cost",
+            pa.float64(),
+        ),  # of a step, in seconds or bytes: orders the trials; 0 until it is known, which comes first
         ("harm", pa.float64()),  # mean over the seeds, in the unit of the measure: only for an exit
         ("bound", pa.float64()),  # lower bound of the final harm, or the chance of a safe verdict: only for an exit
         ("ended", pa.bool_()),  # whether the round has ended
@@ -96,7 +99,8 @@ class RaceRounds:
     """The rounds of a study's race, on disk.
 
     `entrants` are the numbers of its trials, without `dense`. `run_of` returns a trial's run with a seed; `cost_of` the step
-    costs, by number, of trials whose first parts have ended. Raises ConfigError if the file of an earlier session is damaged.
+    costs, by number, of trials whose first parts have ended: 0 if still unknown. Raises ConfigError if the file of an earlier
+    session is damaged.
     """
 
     def __init__(
@@ -336,15 +340,14 @@ class RaceRounds:
             self._dense_skills[seed] = self.measure.skill(*(math.nan if value is None else value for value in values))
         out = {self.dense, *self.failed}
         parts = [entry for entry in entries if entry.decision == "train" and entry.trial not in out]
-        first = [entry.trial for entry in parts if entry.trial not in self.evidence]
-        costs: Mapping[int, float] = {entry.trial: entry.cost for entry in parts if entry.ended}
-        if first and not costs:
-            costs = self._cost_of(first)
+        known = {trial: each.step_s for trial, each in self.evidence.items() if trial not in out}
+        asked = [entry.trial for entry in parts if not entry.ended and not known.get(entry.trial)]
+        costs = self._cost_of(sorted({*known, *asked})) if asked else {}
         for entry in parts:
-            if entry.trial not in self.evidence:
-                entry.cost = costs.get(entry.trial, 0.0)
-                self.evidence[entry.trial] = Evidence(entry.cost)
-            self.evidence[entry.trial] = self._observed(entry, self.evidence[entry.trial])
+            if entry.trial in asked:
+                entry.cost = costs[entry.trial]
+            before = self.evidence.get(entry.trial, Evidence(0.0))
+            self.evidence[entry.trial] = self._observed(entry, before._replace(step_s=entry.cost))
 
     def _observed(self, entry: RoundEntry, before: Evidence) -> Evidence:
         """Return a trial's evidence extended by one part."""

@@ -280,17 +280,38 @@ def finished_outcome(
 def step_costs(
     objectives: Sequence[Objective], runs: Sequence[Run], pricing: Pricing, modules: Collection[str]
 ) -> list[float]:
-    """Return the cost of a step of each run: its price, or its bytes if no objective is a price; 0 without either."""
-    from raysim.analysis import ReplayError, in_company
+    """Return the cost of a step of each run: its price, or its bytes if no objective is a price.
+
+    It is 0 without either, and if the run does not show it yet: before its first exchange of replicas or compressed step.
+    """
+    from raysim.analysis import Replay, ReplayError
+    from raysim.analysis.data.recording import Recording
+    from raysim.analysis.runs.job_costs import JobCosts
 
     cost = cost_among(objectives)
     if cost is None:
         return [0.0] * len(runs)
-    if cost.network is not None:
-        with suppress(ReplayError), trusting(*modules):  # no profiled step yet: bytes are known at once
-            replays = in_company(runs, **pricing, transport=cost.transport)
-            return [replay.step_s([cost.network])[0].value for replay in replays]
-    return [float(run.steps["wire_bytes"].mean()) for run in runs]
+    if cost.network is None or cost.transport is None:
+        return [_step_bytes(run) for run in runs]
+    seconds, recordings = [0.0] * len(runs), dict[int, Recording]()
+    with trusting(*modules):
+        for i, run in enumerate(runs):
+            with suppress(ReplayError):
+                recordings[i] = Recording(run, clock=pricing["compute"])
+        with suppress(ReplayError):
+            costs = JobCosts(recordings.values(), pricing["profile"])
+            for i, recording in recordings.items():
+                priced = Replay(recording, costs=costs, transport=cost.transport)
+                seconds[i] = priced.step_s([cost.network])[0].value
+    return seconds
+
+
+def _step_bytes(run: Run) -> float:
+    """Return the mean bytes of a run's last compressed steps, in whole periods of its exchanges; 0 if it has fewer."""
+    period = int(run.row.get("exchange_period") or 1)
+    steps = run.steps[run.steps["step"] >= int(run.row.get("compress_from") or 0)]
+    count = len(steps) - len(steps) % period
+    return float(steps["wire_bytes"].tail(count).mean()) if count else 0.0
 
 
 def forecast_values(
@@ -304,7 +325,7 @@ def forecast_values(
 ) -> list[float]:
     """Extrapolate the objectives of unfinished `runs` to whole runs; empty if one is unknown.
 
-    Quality is taken from `dense` runs and worsened by `harm` in the unit of `measure`; bytes are scaled to dense's number of steps.
+    Quality is taken from `dense` runs and worsened by `harm` in the unit of `measure`; the steps to come send what the last ones did.
     """
     priced_ones = tuple(each for each in objectives if each.network is not None)
     try:
@@ -315,7 +336,9 @@ def forecast_values(
     for objective in objectives:
         reached: list[Any] = [run.row.get(f"final_{objective.name}") for run in dense]
         if objective.name == "wire_bytes":
-            values.append(len(dense[0].steps) * fmean(float(run.steps["wire_bytes"].mean()) for run in runs))
+            count, sent = len(dense[0].steps), [run.steps["wire_bytes"] for run in runs]
+            coming = [(count - len(each)) * _step_bytes(run) for each, run in zip(sent, runs, strict=True)]
+            values.append(fmean(float(each.sum()) + more for each, more in zip(sent, coming, strict=True)))
         elif objective.quality == measure and None not in reached:
             values.append(measure.harmed(fmean(map(float, reached)), harm))
         else:

@@ -95,10 +95,8 @@ class Recording:
         self.threads = int(self.row.get("threads_per_stage") or 1)
         self.schedule = self._schedule()
         period = int(self.row.get("exchange_period") or 1)
-        if len(self.steps) < period and self.run.status == "diverged":
-            raise ValueError(
-                f"it diverged after {len(self.steps)} of the {period} steps in which its replicas exchange once"
-            )
+        if len(self.steps) < period:
+            raise ValueError(f"it has {len(self.steps)} of the {period} steps in which its replicas exchange once")
         actions = actions[actions["step"] >= self.compress_from]
         if actions.empty:
             raise ValueError(f"it has no profiled step from `compress_from` = {self.compress_from} on")
@@ -152,14 +150,13 @@ class Recording:
     def priced_steps(self) -> dict[int, int]:
         """The steps whose mean is priced, each with the index of the profiled step with its actions.
 
-        These are the profiled steps. If replicas exchange only in some steps, they are all steps of the last complete
-        period.
+        These are the profiled steps. If replicas exchange only in some steps, they are the run's last steps, as many as a period
+        has.
         """
         period, done = int(self.row.get("exchange_period") or 1), self.first_step + len(self.steps)
-        end = done - done % period
-        if period == 1 or end - period < self.first_step:
+        if period == 1:
             return {step: i for i, step in enumerate(self.profiles)}
-        return {step: i % len(self.profiles) for i, step in enumerate(range(end - period, end))}
+        return {step: i % len(self.profiles) for i, step in enumerate(range(done - period, done))}
 
     def stacked(self, name: str) -> Floats:
         """Return a cost of every priced step: axes (step, replica, stage, op, microbatch)."""

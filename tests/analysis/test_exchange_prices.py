@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from runs import break_off
 
 from raysim import train
 from raysim.analysis import Replay, ReplayError, replay
@@ -14,7 +15,11 @@ from raysim.network.presets import parse_network
 from raysim.network.profile import COSTS
 from raysim.network.simulate import simulate
 from raysim.pipeline.prepare import prepare
+from raysim.records import Run
+from raysim.sweeps.objectives import Objective, Pricing
+from raysim.sweeps.trial import step_costs
 from raysim.training.feedback import Clock
+from raysim.training.run import Training
 
 TWO = {"num_replicas": 2, "num_microbatches": 2, "clock": "100mbps+1ms", "profile": "T4", "backward": "Quantize(8)"}
 
@@ -94,14 +99,44 @@ def test_replay_prices_a_whole_period(small, tmp_path) -> None:
     assert row["replica_bytes"] == pytest.approx(row["exchange_bytes"] / 3)
 
 
-def test_a_run_that_diverged_before_its_first_exchange_has_no_price(small, tmp_path) -> None:
+def broken_off(config, folder, steps):
+    """Return a run that ended after so many steps."""
+    break_off(Training(config, engine="inline", out=folder), steps)
+    return Run(folder)
+
+
+@pytest.mark.parametrize("diverged", [False, True])
+def test_a_run_that_ended_before_its_first_exchange_has_no_price(small, tmp_path, diverged) -> None:
     """Its steps are those without an exchange, and would make its setting look fast."""
-    config = small(**TWO, replica_gradient="DiLoCo(6)", optimizer={"learning_rate": 1e30}, profile_every_steps=1)
-    run = train(config, engine="inline", out=tmp_path / "run")
-    assert run.status == "diverged"
+    settings = {**TWO, "replica_gradient": "DiLoCo(6)", "profile_every_steps": 1}
+    if diverged:
+        run = train(small(**settings, optimizer={"learning_rate": 1e30}), engine="inline", out=tmp_path / "run")
+        assert run.status == "diverged"
+    else:
+        run = broken_off(small(**settings), tmp_path / "run", 5)
     assert len(run.actions)
-    with pytest.raises(ReplayError, match=rf"it diverged after {len(run.steps)} of the 6 steps"):
+    with pytest.raises(ReplayError, match=rf"it has {len(run.steps)} of the 6 steps"):
         Replay(run)
+
+
+def test_the_cost_of_a_step_is_unknown_before_the_first_exchange_and_then_that_of_whole_periods(
+    small, tmp_path
+) -> None:
+    """In a race, by price and by bytes; that of other settings does not change with it."""
+    made = {"DiLoCo(3)": (2, 3, 5, 6), "Identity": (2,)}
+    runs = [
+        broken_off(small(**TWO, replica_gradient=method, profile_every_steps=1), tmp_path / f"{method}{steps}", steps)
+        for method, parts in made.items()
+        for steps in parts
+    ]
+    pricing = Pricing(compute="auto", profile=None)
+    for name, rel in (("wire_bytes", 0), ("step_s@1mbps", 0.2)):
+        early, first, partial, whole, other = step_costs([Objective("loss_on"), Objective(name)], runs, pricing, ())
+        assert early == 0
+        assert first == pytest.approx(whole, rel=rel)
+        assert partial == pytest.approx(whole, rel=rel)
+        assert other > whole > 0
+        assert step_costs([Objective(name)], runs[:1], pricing, ()) == [0]
 
 
 def test_break_even_of_periodic_method_uses_mean_period(small, tmp_path) -> None:

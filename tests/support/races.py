@@ -37,7 +37,13 @@ def made_run(trial, seed, *, harm=None, spread=0.0):
     return SimpleNamespace(steps=pd.DataFrame({"step": range(STEPS), "loss": of_run}), evals=evals, row=row)
 
 
-def made_rounds(folder, run_of=made_run, *, seeds=SEEDS, entrants=tuple(HARM), measure=MEASURES["loss"]):
+def by_number(trials):
+    return {trial: float(trial) for trial in trials}
+
+
+def made_rounds(
+    folder, run_of=made_run, *, seeds=SEEDS, entrants=tuple(HARM), measure=MEASURES["loss"], cost_of=by_number
+):
     return RaceRounds(
         folder / "race.parquet",
         race=Race(len(seeds), measure.margin, len(entrants)),
@@ -46,7 +52,7 @@ def made_rounds(folder, run_of=made_run, *, seeds=SEEDS, entrants=tuple(HARM), m
         entrants=entrants,
         measure=measure,
         run_of=run_of,
-        cost_of=lambda trials: {trial: float(trial) for trial in trials},
+        cost_of=cost_of,
     )
 
 

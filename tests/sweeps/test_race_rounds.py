@@ -76,6 +76,26 @@ def test_a_race_beside_a_dense_model_near_chance_ends_with_its_planned_seeds_and
         assert (again.safe, again.left) == ([], unsure.left)
 
 
+def test_a_setting_of_unknown_speed_is_not_judged_by_it_until_its_exchange_is_known(tmp_path):
+    """Trial 1 exchanges once in a run, and is the slower one of two safe settings."""
+    rounds = made_rounds(tmp_path, entrants=(1, 2), cost_of=lambda trials: {t: costs_of[t]() for t in trials})
+
+    def late():
+        return 9.0 if rounds.trained_seeds(1, least=0.7) else 0.0
+
+    costs_of = {1: late, 2: lambda: 2.0}
+    copies = []
+    play(rounds, copies)
+    assert 2 in rounds.safe
+    assert 2 not in rounds.left
+    assert {trial: each.step_s for trial, each in rounds.evidence.items()} == {1: 9.0, 2: 2.0}
+    for i, copy in enumerate(copies):
+        (folder := tmp_path / str(i)).mkdir()
+        pq.write_table(copy, folder / "race.parquet")
+        rounds = made_rounds(folder, entrants=(1, 2), cost_of=lambda trials: {t: costs_of[t]() for t in trials})
+        assert pq.read_table(play(rounds).file).equals(copies[-1])
+
+
 @pytest.mark.parametrize("loss", [0.0, -1.5, 0.1])
 def test_a_race_says_that_dense_has_no_loss_to_take_a_share_of(tmp_path, monkeypatch, loss):
     def at(trial, seed):
