@@ -72,10 +72,9 @@ def _expected(job: JobRuns, material: Material) -> dict[tuple[str, str], Expecte
     expected = {}
     for name, network in material.networks.items():
         chosen = job.recommended(name) or job.fastest(name)
-        for setting in {chosen, job.dense or chosen}:
-            if setting.step_s:
-                steps = material.priced(setting.runs, methodcaller("expected", material.costs, network))
-                expected[name, setting.name] = Expected.mean(steps)
+        for setting in {chosen, job.fastest_dense(name) or chosen}:
+            steps = material.priced(setting.runs, methodcaller("expected", material.costs, network))
+            expected[name, setting.name] = Expected.mean(steps)
     return expected
 
 

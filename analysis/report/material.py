@@ -149,23 +149,34 @@ class JobRuns:
                 fronts[network][mode] = [trained[i] for i in rows.index]
         return fronts
 
+    def fastest_dense(self, network: str) -> SettingRuns | None:
+        """Return the fastest dense setting on `network`, with most seeds of equally fast ones; None without a price."""
+
+        def order(setting: SettingRuns) -> tuple[float, int]:
+            return float(f"{setting.step_s[network].value:.6g}"), -len(setting.runs)
+
+        return min((setting for setting in self.priced if setting.dense), key=order, default=None)
+
     def recommended(self, network: str) -> SettingRuns | None:
-        """Return the fastest setting on `network` shown to be safe, or dense if none gains `PAYS`; None without dense."""
-        if self.dense is None or not self.dense.step_s:
-            return None
+        """Return the fastest setting on `network` shown to be safe, or the fastest dense one if none gains `PAYS`."""
+        dense = self.fastest_dense(network)
         safe = [setting for setting in self.faster(network) if setting.verdict == "safe"]
-        return min(safe, key=lambda setting: setting.step_s[network].value, default=self.dense)
+        return min(safe, key=lambda setting: setting.step_s[network].value, default=dense)
 
     def fastest(self, network: str) -> SettingRuns:
         """Return the fastest setting on a network, safe or not."""
         return min(self.priced, key=lambda setting: setting.step_s[network].value)
 
     def faster(self, network: str) -> list[SettingRuns]:
-        """Return the compressed settings, safe or not, that surely beat dense and gain at least `PAYS`."""
+        """Return the compressed settings, safe or not, that surely beat dense and gain at least `PAYS`.
+
+        Of several schedules they beat dense in their own, and gain over the fastest dense setting too.
+        """
+        if (dense := self.fastest_dense(network)) is None:
+            return []
         others = [setting for setting in self.priced if not setting.dense and setting.speedup]
-        return [
-            setting for setting in others if setting.speedup[network].low > 1 and setting.speedup[network].value >= PAYS
-        ]
+        surely = [each for each in others if each.speedup[network].low > 1 and each.speedup[network].value >= PAYS]
+        return [each for each in surely if PAYS * each.step_s[network].value <= dense.step_s[network].value]
 
     def promising(self, network: str) -> SettingRuns | None:
         """Return the fastest promising setting; None without one."""

@@ -227,7 +227,9 @@ def answer_for(job: JobRuns, network: str) -> Answer:
         sentence = f"{on}, only dense was trained, so there is nothing to compare."
         return Answer("Only dense was trained", sentence, facts)
     if chosen.dense:
-        sentence = f"{on}, stay dense: {seconds(chosen.step_s[network].value)} a step."
+        training = chosen.name.removeprefix("dense").strip()  # of several dense settings
+        where = f" with `{training}`" if training else ""
+        sentence = f"{on}, stay dense{where}: {seconds(chosen.step_s[network].value)} a step."
         return Answer("Stay dense", sentence, _money(job, chosen, network) + _why_dense(job, chosen, network))
     gain = f"{_faster_than_dense(chosen, network)}, with {chosen.factor:.1f} times fewer bytes"
     return Answer(
@@ -270,10 +272,12 @@ def wire_words(bytes_share: float, latency_share: float) -> str:
 def _none_faster(job: JobRuns, network: str) -> str:
     """Return that no setting gains enough, how many were compared, and the fastest of them."""
     others = [setting for setting in job.priced if not setting.dense and setting.speedup]
-    best = max(others, key=lambda setting: setting.speedup[network].value, default=None)
+    best = min(others, key=lambda setting: setting.step_s[network].value, default=None)
     if best is None:
         return "No other setting has a price."
     fastest = f"`{best.name}`, {speedup(best.speedup[network])}"
+    if best.speedup[network].value >= PAYS:
+        fastest += f" over dense in its own schedule, {seconds(best.dense_step_s[network])} a step"
     if len(others) == 1:
         return f"The only compressed setting is not at least {GAIN} faster: {fastest}."
     return f"None of {len(others)} compressed settings is at least {GAIN} faster. The fastest is {fastest}."
@@ -347,7 +351,7 @@ def _facts(job: JobRuns, setting: SettingRuns, network: str) -> str:
 
 def _money(job: JobRuns, setting: SettingRuns, network: str) -> str:
     """Return the expected step and money of a setting and of dense, with a space after it; empty without costs."""
-    expected, dense = job.expected.get((network, setting.name)), job.dense
+    expected, dense = job.expected.get((network, setting.name)), job.fastest_dense(network)
     if job.costs is None or expected is None:
         return ""
     beside = None if dense is None or setting is dense else job.expected.get((network, dense.name))

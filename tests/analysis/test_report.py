@@ -317,6 +317,23 @@ def test_the_fastest_of_several_schedules_is_recommended_though_its_own_dense_st
     assert job(dense, slower, unsure[1]).promising("free") is unsure[1]
 
 
+def test_of_several_schedules_the_fastest_dense_setting_is_the_one_to_stay_with():
+    """Not that with the most seeds; and a setting that is faster in its own schedule must gain over it too."""
+    many = dataclasses.replace(made("dense schedule=GPipe", 2.0, "", dense=True), runs=("a", "b", "c"))
+    few, same = (made(f"dense schedule={name}", 0.5, "", dense=True) for name in ("1F1B", "ZB"))
+    assert job(many, few).recommended("free") is few
+    assert "stay dense with `schedule=1F1B`: 500 ms a step." in answer_for(job(many, few), "free").text
+    safe = made("GPipe", 0.49, speedup=2.0 / 0.49)
+    of_both = job(many, few, safe)
+    assert of_both.recommended("free") is few
+    assert of_both.promising("free") is of_both.least_harmful("free") is None
+    assert "4.08x (4.04 to 4.12) over dense in its own schedule, 1 s a step." in answer_for(of_both, "free").text
+    assert job(many, safe).recommended("free") is safe
+    assert job(many, few, made("quick", 0.4, speedup=5.0)).recommended("free").name == "quick"
+    often = dataclasses.replace(same, runs=("a", "b"))
+    assert job(few, often).recommended("free") is job(often, few).recommended("free") is often
+
+
 @given(st.floats(-1e3, 1e3), st.integers(0, 3), st.floats(-1e3, 1e3))
 @example(1.0496, 2, 1.05)
 @example(1.05, 2, 1.05)
