@@ -51,6 +51,8 @@ def place(step: TimedStep, network: Network, *, most: int = MOST_TRIED, seed: in
         raise InputError(f"{network!r} has {size} hosts, but the step has {workers} workers: each needs a host.")
     prices: dict[Hosts, float] = {}
     labels = equal_hosts([network], size)
+    if network.host_sites is not None and _averages_by_site(step):
+        labels = labels * size + np.unique(network.host_sites, return_inverse=True)[1]
 
     def price(hosts: Hosts) -> float:
         key = tuple(labels[list(hosts)].tolist())
@@ -129,8 +131,15 @@ def _neighbours(network: Network) -> list[int]:
     return order
 
 
+def _averages_by_site(step: TimedStep) -> bool:
+    return step.profile.transport.averaging.algorithm == "sites"
+
+
 def _bound_s(step: TimedStep, network: Network) -> float:
-    """Return the seconds of the step on a network whose links are all as fast as the fastest, and as near as the nearest."""
+    """Return the seconds of the step on a network whose links are all as fast as the fastest, and as near as the nearest.
+
+    An average over sites is at best one of two rounds of the same bytes, without overhead or queues for latency.
+    """
     hosts = np.arange(network.num_hosts or 0)
     pairs = np.array(list(permutations(hosts.tolist(), 2))).T
     best = replace(
@@ -142,4 +151,10 @@ def _bound_s(step: TimedStep, network: Network) -> float:
         host_sites=None,
         name="",
     )
+    if _averages_by_site(step):
+        transport = step.profile.transport
+        bands = tuple(band._replace(beside_bytes=0.0) for band in transport.bands)
+        least = replace(transport, bands=bands, averaging=replace(transport.averaging, algorithm="direct"))
+        step = replace(step, kinds=[(share, replace(each, transport=least)) for share, each in step.kinds])
+        best = replace(best, sharing="pair" if best.sharing == "inbound" else best.sharing)
     return replace(step, placement=None).step_s(best)

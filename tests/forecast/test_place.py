@@ -12,7 +12,8 @@ from raysim.forecast import place as search
 from raysim.forecast.place import place
 from raysim.forecast.timings import Timings
 from raysim.network.timed_step import TimedStep
-from raysim.network.topology import Network, Placement
+from raysim.network.topology import SHARING, Network, Placement
+from raysim.network.transport import ALL_REDUCES, BARE, RAY, Averaging
 from raysim.notation import InputError
 
 
@@ -62,6 +63,25 @@ def test_swaps_find_the_fastest_of_few(monkeypatch: pytest.MonkeyPatch) -> None:
     found = place(step, network, most=24)
     assert not found.exact
     assert (found.step_s, found.bound_s) == pytest.approx((exact.step_s, exact.bound_s))
+
+
+@pytest.mark.parametrize("algorithm", ALL_REDUCES)
+@pytest.mark.parametrize("sharing", SHARING)
+@pytest.mark.parametrize("unlike", [True, False])
+def test_no_placement_on_sites_is_faster_than_the_one_found_or_the_bound(
+    algorithm: str, sharing: str, unlike: bool
+) -> None:
+    """Averages over sites depend on the sites of hosts, though their links may be alike."""
+    bps, latency = np.full((4, 4), 1e9), np.full((4, 4), 0.05)
+    if unlike:
+        bps[0], latency[0] = 5e8, 0.06
+    matrices = [tuple(map(tuple, each.tolist())) for each in (bps, latency)]
+    network = Network(*matrices, host_sites=tuple("abba"), sharing=sharing)
+    for transport in (BARE, RAY):
+        step = step_of(1, 4).over(replace(transport, averaging=Averaging(algorithm)))
+        found = place(step, network)
+        fastest_s = min(price(step, hosts, network) for hosts in permutations(range(4)))
+        assert found.bound_s <= fastest_s == found.step_s
 
 
 @pytest.mark.parametrize("delay", [0, 1])
