@@ -51,8 +51,9 @@ class ComparedRuns:
 
     @cached_property
     def settings(self) -> dict[Setting, pd.DataFrame]:
-        """The runs of each setting, one row per seed; of several runs with one seed, the first counts."""
-        groups = self.rows.groupby(self.rows["setting"].map(tuple), sort=True)
+        """The runs of each setting, one row per seed; of several runs with one seed, the first with a number counts."""
+        ordered = self.rows.sort_values(f"{self.quality.name}_on", key=pd.isna, kind="stable")
+        groups = ordered.groupby(ordered["setting"].map(tuple), sort=True)
         return {
             Setting(*setting): rows.drop_duplicates("seed").set_index("seed").sort_index() for setting, rows in groups
         }

@@ -195,6 +195,17 @@ def test_a_result_that_is_no_number_is_named(tmp_path):
     )
 
 
+def test_a_seed_trained_again_for_want_of_a_number_counts(tmp_path):
+    """Of several runs with a number, the first counts."""
+    missing = {"accuracy_on": math.nan, "accuracy_off": 0.9}
+    for name in ("Identity", "TopK(0.1)"):
+        write_run(tmp_path / f"0-{name}", forward=name, seed=2, finals=missing, tables=False)
+    make_runs(tmp_path / "1", {"Identity": [0.9] * 3, "TopK(0.1)": [0.8] * 3})
+    make_runs(tmp_path / "2", {"Identity": [0.9] * 3, "TopK(0.1)": [0.5] * 3})
+    (context,) = contexts(load(tmp_path))
+    assert context.harms(Setting("TopK(0.1)")) == pytest.approx(dict.fromkeys(range(3), 10))
+
+
 def test_runs_on_other_data_are_not_compared(tmp_path):
     """A file may change between the runs of dense and of a setting; older records do not say what they were trained on."""
     digests = {"Identity": "a", "TopK(0.5)": "a", "TopK(0.3)": "b", "TopK(0.2)": None}
