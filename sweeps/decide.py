@@ -302,9 +302,12 @@ class DecisionState(BaseModel):
                 self.store.send(STUDY)
 
     def _take(self, done: Screen) -> None:
-        """Take over the verdicts of a screen, and write its records."""
+        """Take over the verdicts of a screen, and write its records; raises ConfigError if harm is undefined."""
         from raysim.screening.findings import findings
 
+        dense, measure = done.dense.result.measures, done.plan.task.measures[0]
+        if measure.name in dense and (why := measure.undefined(dense[measure.name].value)):
+            raise ConfigError(f"No setting can be compared with dense before training: {why}.")
         write_records(done, self.store.local / SCREEN)
         self.store.send(SCREEN)
         self.findings = findings(done)

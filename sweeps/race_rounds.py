@@ -207,12 +207,9 @@ class RaceRounds:
         self._write()
         return exits
 
-    @property
-    def undefined(self) -> str:
-        """The reason why harm against the finished dense runs is undefined; empty if it is not."""
-        seeds, name = self.trained_seeds(self.dense, least=1.0), f"final_{self.measure.name}_on"
-        finals = [float(self.run_of(self.dense, seed).row[name]) for seed in seeds]
-        return self.measure.undefined(min(finals, default=math.inf))
+    def undefined(self, seed: int) -> str:
+        """Return why harm against a finished dense run is undefined; empty if it is not."""
+        return self.measure.undefined(float(self.run_of(self.dense, seed).row[f"final_{self.measure.name}_on"]))
 
     @property
     def seeds(self) -> list[int]:

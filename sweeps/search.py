@@ -199,6 +199,8 @@ class RaceSearch(LedgerSearch):
         part, outcome = self._parts.pop(trial_id), (result or {}).get("outcome")
         if part.share == 1.0 and outcome is not None and outcome.status == "finished":
             self._drop_checkpoints(part.trial, [part.seed])
+            if part.trial == self.rounds.dense and (why := self.rounds.undefined(part.seed)):
+                self.problem, self.stopping = f"A race compares settings with dense, but {why}", True
         if not self._rows and not self._queue and not self.stopping:
             self._end_round()
 
@@ -308,9 +310,6 @@ class RaceSearch(LedgerSearch):
         if (failed := self._failed.get(self.rounds.dense)) is not None:
             self.problem = f"Dense, with which a race pairs all trials, {failed.status}: {failed.error}"
             self.stopping = True
-            return
-        if why := self.rounds.undefined:
-            self.problem, self.stopping = f"A race compares settings with dense, but {why}", True
             return
         dropped = [trial for trial, outcome in self._failed.items() if outcome.status == "pruned"]
         self.rounds.end_round(self._failed.keys() - dropped, at_once=dropped)

@@ -232,6 +232,19 @@ def test_race_of_a_decision_is_priced_on_its_device_on_any_machine(tmp_path, buc
     assert trial_figures(study.objectives, [run], study.pricing, ())[objective.name].value == step.value
 
 
+def test_a_decision_ends_with_its_screen_if_dense_has_no_loss_to_take_a_share_of(tmp_path):
+    run = {**KEYS, "steps": 4, "loss": "tests.support.tasks:below_zero", "metrics": ["loss"]}
+    question = Question(run, parse_network(SLOW), device="T4", tried=(Setting("TopK(0.1)", "TopK(0.1)"),))
+    decision = DecisionState.begin(question, str(tmp_path / "decision"), resume=False)
+    with decision.locked():
+        decision.price(lambda _: None)
+        with pytest.raises(
+            ConfigError, match=r"dense has a loss of -7\.\d+, and harm is a share of it, .* this one\.$"
+        ):
+            decision.screen(lambda _: None)
+    assert decision.ended == "priced"
+
+
 def test_evaluations_of_a_race_by_the_loss_take_a_third_of_its_training_at_most():
     """A training takes three forwards of each sample, and an evaluation two, one for each mode; it has at least 128 samples."""
     text = {

@@ -28,7 +28,7 @@ from raysim.sweeps.runner import Sweep
 from raysim.sweeps.search import RaceSearch
 from raysim.sweeps.store import Store
 from raysim.sweeps.study_file import read_study
-from raysim.sweeps.trial import SweepTrial, TrialSpec
+from raysim.sweeps.trial import SweepTrial, TrialOutcome, TrialSpec
 from raysim.training.train import train
 
 
@@ -103,16 +103,17 @@ def test_a_race_says_that_dense_has_no_loss_to_take_a_share_of(tmp_path, monkeyp
         return SimpleNamespace(steps=run.steps, evals=run.evals, row=run.row | {"final_loss_on": loss})
 
     rounds = made_rounds(tmp_path, at, measure=MEASURES["loss"])
-    assert not rounds.undefined  # before the first runs of dense have ended
-    rounds.next_round()
-    assert rounds.undefined == MEASURES["loss"].undefined(loss)
-    assert bool(rounds.undefined) is (loss <= 0)
-    search = RaceSearch.__new__(RaceSearch)  # at the end of the round
-    search.__dict__ |= {"_rounds": rounds, "_failed": {}, "stopping": False, "problem": None}
-    monkeypatch.setattr(search, "_settle_left", lambda: None)
-    search._end_round()
-    assert search.stopping is bool(rounds.undefined)
-    assert (search.problem or "").endswith(rounds.undefined)
+    first, *others = rounds.next_round()
+    assert first == (DENSE, SEEDS[0], 1.0)
+    assert rounds.undefined(first.seed) == MEASURES["loss"].undefined(loss)
+    search = RaceSearch.__new__(RaceSearch)  # once the first run has ended, with the others of the round to come
+    search.__dict__ |= {"_rounds": rounds, "_rows": {"one": SimpleNamespace(trial=DENSE)}, "_parts": {"one": first}}
+    search.__dict__ |= {"_queue": others, "progress": {}, "stopping": False, "problem": None}
+    for name in ("_end", "_drop_checkpoints"):
+        monkeypatch.setattr(search, name, lambda *_: None)
+    search.on_trial_complete("one", {"outcome": TrialOutcome("finished", 1.0, None, {})})
+    assert search.stopping is (loss <= 0)
+    assert (search.problem or "").endswith(MEASURES["loss"].undefined(loss))
 
 
 @pytest.mark.parametrize(("name", "column"), [("accuracy", "predictions"), ("exact_match", "samples")])
