@@ -29,9 +29,7 @@ from raysim.sweeps.trial_rows import Rows, TrialRow
 if TYPE_CHECKING:
     from raysim.analysis import Replay, Results
 
-MOST_REPEATS = (
-    25  # repeated suggestions in a row, after which the space counts as exhausted; a grid ends with its last point
-)
+MOST_REPEATS = 25  # repeated suggestions in a row, after which a space that is no grid counts as exhausted
 
 FORECAST = "a forecast at the exit from the race"
 STATES = {"finished": TrialState.COMPLETE, "pruned": TrialState.PRUNED}
