@@ -40,10 +40,7 @@ COLUMNS = pa.schema(
         ("decision", pa.string()),
         ("seeds", pa.list_(pa.int64())),  # trained in this round, behind the exit, or planned from here on
         ("share", pa.float64()),  # of the steps at which the part ends
-        (
-            "cost",
-            pa.float64(),
-        ),  # of a step, in seconds or bytes: orders the trials; 0 until it is known, which comes first
+        ("cost", pa.float64()),  # of a step, in seconds or bytes: orders the trials; 0 (first) until it is known
         ("harm", pa.float64()),  # mean over the seeds, in the unit of the measure: only for an exit
         ("bound", pa.float64()),  # lower bound of the final harm, or the chance of a safe verdict: only for an exit
         ("ended", pa.bool_()),  # whether the round has ended
