@@ -35,6 +35,7 @@ class ComparedRuns:
 
     `rows` has one row for each run: run, setting (a Setting), seed, the measure with compression on and off and by chance,
     predictions (of an evaluation), study, confirms (whether it confirms the choice of other runs), data (a digest), and diverged.
+    Runs without a number as their measure come last.
     """
 
     label: str
@@ -51,9 +52,8 @@ class ComparedRuns:
 
     @cached_property
     def settings(self) -> dict[Setting, pd.DataFrame]:
-        """The runs of each setting, one row per seed; of several runs with one seed, the first with a number counts."""
-        ordered = self.rows.sort_values(f"{self.quality.name}_on", key=pd.isna, kind="stable")
-        groups = ordered.groupby(ordered["setting"].map(tuple), sort=True)
+        """The runs of each setting, one row per seed; of several runs with one seed, the first counts."""
+        groups = self.rows.groupby(self.rows["setting"].map(tuple), sort=True)
         return {
             Setting(*setting): rows.drop_duplicates("seed").set_index("seed").sort_index() for setting, rows in groups
         }
@@ -194,7 +194,7 @@ def contexts(results: Results, *, quality: str = "auto", margin: float | None = 
 
 
 def _rows(results: Results, runs: pd.DataFrame, measure: Measure, predictions: Mapping[str, int]) -> pd.DataFrame:
-    rows = []
+    numbered, unnumbered = list[dict[str, Any]](), list[dict[str, Any]]()
     name = measure.name
     for run in runs["run"]:
         row = results.rows[run]
@@ -207,9 +207,9 @@ def _rows(results: Results, runs: pd.DataFrame, measure: Measure, predictions: M
         if all(math.isnan(value) for value in values.values()):
             results.complain(f"The run {run} has no final evaluation, and is not compared.")
             continue
-        if math.isnan(values[f"{name}_on"]):
+        if lacks := math.isnan(values[f"{name}_on"]):
             results.complain(f"The run {run} has no number as its final {name} with compression on, and is not judged.")
-        rows.append(
+        (unnumbered if lacks else numbered).append(
             {
                 "run": run,
                 "setting": Setting.of(row),
@@ -223,7 +223,7 @@ def _rows(results: Results, runs: pd.DataFrame, measure: Measure, predictions: M
                 "diverged": row["status"] == "diverged",
             }
         )
-    return pd.DataFrame(rows)
+    return pd.DataFrame(numbered + unnumbered)
 
 
 def _begun(results: Results, runs: pd.DataFrame, *, confirm: bool) -> frozenset[Setting]:

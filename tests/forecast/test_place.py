@@ -75,8 +75,8 @@ def test_no_placement_on_sites_is_faster_than_the_one_found_or_the_bound(
     bps, latency = np.full((4, 4), 1e9), np.full((4, 4), 0.05)
     if unlike:
         bps[0], latency[0] = 5e8, 0.06
-    matrices = [tuple(map(tuple, each.tolist())) for each in (bps, latency)]
-    network = Network(*matrices, host_sites=tuple("abba"), sharing=sharing)
+    bandwidths, latencies = (tuple(map(tuple, each.tolist())) for each in (bps, latency))
+    network = Network(bandwidths, latencies, host_sites=tuple("abba"), sharing=sharing)
     for transport in (BARE, RAY):
         step = step_of(1, 4).over(replace(transport, averaging=Averaging(algorithm)))
         found = place(step, network)

@@ -198,7 +198,7 @@ def test_interrupted_sweep_resumes_by_printed_command(called, monkeypatch):
     monkeypatch.setattr("raysim.sweeps.progress.show_sweep", stop)
     words = [
         "small.toml",
-        "forward=Quantize(8, per='row')",
+        "optimizer={name = 'adam', learning_rate = 0.01}",
         "--trials",
         "3",
         "--seeds",

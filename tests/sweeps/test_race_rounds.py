@@ -78,12 +78,11 @@ def test_a_race_beside_a_dense_model_near_chance_ends_with_its_planned_seeds_and
 
 def test_a_setting_of_unknown_speed_is_not_judged_by_it_until_its_exchange_is_known(tmp_path):
     """Trial 1 exchanges once in a run, and is the slower one of two safe settings."""
-    rounds = made_rounds(tmp_path, entrants=(1, 2), cost_of=lambda trials: {t: costs_of[t]() for t in trials})
 
-    def late():
-        return 9.0 if rounds.trained_seeds(1, least=0.7) else 0.0
+    def late(trials):
+        return {trial: 2.0 if trial == 2 else 9.0 * bool(rounds.trained_seeds(1, least=0.7)) for trial in trials}
 
-    costs_of = {1: late, 2: lambda: 2.0}
+    rounds = made_rounds(tmp_path, entrants=(1, 2), cost_of=late)
     copies = []
     play(rounds, copies)
     assert 2 in rounds.safe
@@ -92,7 +91,7 @@ def test_a_setting_of_unknown_speed_is_not_judged_by_it_until_its_exchange_is_kn
     for i, copy in enumerate(copies):
         (folder := tmp_path / str(i)).mkdir()
         pq.write_table(copy, folder / "race.parquet")
-        rounds = made_rounds(folder, entrants=(1, 2), cost_of=lambda trials: {t: costs_of[t]() for t in trials})
+        rounds = made_rounds(folder, entrants=(1, 2), cost_of=late)
         assert pq.read_table(play(rounds).file).equals(copies[-1])
 
 
