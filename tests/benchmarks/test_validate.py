@@ -410,7 +410,7 @@ def test_cases_are_measured_and_predicted(two_hosts, tmp_path):
     assert pd.read_parquet(folder / "cases.parquet").equals(table)
     done = CliRunner().invoke(app, [*words[:-1], "2", "--out", str(folder)])
     assert done.exit_code == 2
-    assert "must be of 2 rounds" in " ".join(done.output.split())
+    assert "must have 2 rounds" in " ".join(done.output.split())
 
 
 @needs_root
