@@ -29,7 +29,8 @@ from raysim.sweeps.trial_rows import Rows, TrialRow
 if TYPE_CHECKING:
     from raysim.analysis import Replay, Results
 
-MOST_REPEATS = 25  # repeated suggestions in a row, after which a space that is no grid counts as exhausted
+MOST_REPEATS = 25  # repeated suggestions, after which a space that is no grid counts as exhausted
+MOST_DRAWS = 500  # for one trial, most of them invalid
 
 FORECAST = "a forecast at the exit from the race"
 STATES = {"finished": TrialState.COMPLETE, "pruned": TrialState.PRUNED}
@@ -181,11 +182,14 @@ class Ledger:
 
     def next(self) -> tuple[TrialRow, RunConfig] | None:
         """Return the row and the configuration of the next trial; None if the budget is spent or the space is exhausted."""
-        for _ in count() if self.study.sampler == "grid" else range(MOST_REPEATS):
+        of_grid, repeats = self.study.sampler == "grid", 0
+        for _ in count() if of_grid else range(MOST_DRAWS):
+            if repeats == MOST_REPEATS and not of_grid:
+                return None
             waiting = self.optuna.get_trials(deepcopy=False, states=(TrialState.WAITING,))
             begun = any(self.rows.get(trial.number) is not None for trial in waiting)
             spent = self.rows.distinct >= self.study.most_trials
-            if (spent and not begun) or (self.study.sampler == "grid" and not waiting):
+            if (spent and not begun) or (of_grid and not waiting):
                 return None
             number = waiting[0].number if waiting else len(self.optuna.get_trials(deepcopy=False))
             self.optuna.sampler = self.study.make_sampler(number)
@@ -206,6 +210,7 @@ class Ledger:
             if same.trial == row.trial:
                 return row, config
             self._share(row, same)
+            repeats += 1
         return None
 
     def _share(self, row: TrialRow, same: TrialRow) -> None:

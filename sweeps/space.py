@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from decimal import Decimal
 from itertools import islice
 from typing import Any
 
@@ -184,7 +185,8 @@ class _Walk(FixedTrial):
     ) -> float:
         if step is None:
             raise ConfigError(f"A grid needs a `step` or a list of choices for `{name}`, but got a range.")
-        return float(self._take(name, [low + i * step for i in range(int((high - low) / step + 1e-9) + 1)]))
+        start, end, by = (Decimal(repr(value)) for value in (low, high, step))  # 0.1 + 2 * 0.1 is 0.3, within `high`
+        return float(self._take(name, [float(start + i * by) for i in range(int((end - start) / by) + 1)]))
 
 
 def grid_points(space: SpaceFunction) -> list[dict[str, Choice]]:

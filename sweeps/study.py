@@ -120,6 +120,10 @@ class Study:
         values = as_toml(self.base)
         override(values, overrides)
         if self.branches is not None and "start" in overrides:
+            if "steps" in overrides:
+                raise ConfigError(
+                    "`steps` must be left out of `space` and `baselines`: `branches.steps` is that of every trial."
+                )
             override(values, {"steps": self.branches.steps})
         return make_config(values)
 

@@ -184,6 +184,8 @@ def check_branches(study: Study, num_steps: int) -> None:
         raise ConfigError(
             f"`branches` trains every setting at every point, so `sampler` must be grid, but got {study.sampler!r}."
         )
+    for baseline in study.baselines:
+        _check_baseline(study, baseline)
     if study.dense is None:
         raise ConfigError("`branches` needs a baseline without compression among `baselines`, but there is none.")
     if len(set(points)) < len(points):

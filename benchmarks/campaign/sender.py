@@ -28,12 +28,13 @@ START_S = 20.0  # within which a process that is to be struck must start
 
 def strike(words: Sequence[str], number: int, pause_s: float | None, struck: str) -> None:
     """Send a signal to the first descendant of this process that has one of the words in its name or first arguments."""
-    deadline = time.monotonic() + START_S
+    deadline, own = time.monotonic() + START_S, psutil.Process().cmdline()
     while time.monotonic() < deadline:
         for process in psutil.Process().children(recursive=True):
             with suppress(psutil.Error):
-                line = " ".join([process.name(), *process.cmdline()[:3]])  # a raylet's words name its agents
-                if any(word in line for word in words):
+                said = process.cmdline()
+                line = " ".join([process.name(), *said[:3]])  # a raylet's words name its agents
+                if said != own and any(word in line for word in words):  # a fork begins with our arguments
                     process.send_signal(number)
                     Path(struck).write_text(line)
                     if pause_s is not None:

@@ -74,6 +74,14 @@ def test_a_sweep_of_branches(ray, tmp_path, capsys):
         ),
         ({"base": {**BASE, "steps": 10, "start": "x@1"}}, "`branches` makes the run from which trials start: leave out `start`"),
         ({"base": {**{k: v for k, v in BASE.items() if k != "steps"}, "epochs": 3}}, "`branches` needs `steps` in the base"),
+        (
+            {"baselines": [{"name": "dense", "set": {"forward": "Identity", "steps": 3}}]},
+            "The baseline dense@0: `steps` must be left out of `space` and `baselines`: `branches.steps` is that of every trial.",
+        ),
+        (
+            {"space": {"forward": ["Identity", "TopK(0.1)"], "num_microbatches": [1, 2]}},
+            "`params` of the baseline dense@0 must be a point of the space: The value of",
+        ),
         ({"baselines": []}, "`branches` needs a baseline without compression among `baselines`, but there is none."),
     ],
 )  # fmt: skip

@@ -1,6 +1,8 @@
 """A study's rows and its Optuna study in sqlite agree, whatever happens in between; the rows are the truth."""
 
 import random
+from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import optuna
@@ -145,6 +147,12 @@ def test_exhausted_space_ends_study(opened):
         ledger.begin(found[0], [])
         ledger.end(found[0], finished())
     assert ledger.rows.distinct == 2
+
+
+def test_invalid_points_do_not_exhaust_a_space(opened):
+    ledger, drawn = opened(baselines=[], space={"forward": ["Identity", "TopK(0.5)"]}, symbols=None, trials=9), count()
+    ledger.study = replace(ledger.study, space=lambda trial: {"steps": 2 if next(drawn) >= 60 else -1})
+    assert ledger.next()[0].trial == 60
 
 
 def test_constraints_are_reported_and_beside_a_baseline(opened):

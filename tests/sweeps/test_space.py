@@ -94,7 +94,14 @@ def test_grid_has_every_point_once():
     codecs = 3 + 2
     assert len(grid) == (codecs + 2 * codecs) * (1 + codecs) * 2
     assert len({tuple(sorted(point.items())) for point in grid}) == len(grid)
-    assert {point.get("forward.density") for point in grid} == {None, 0.1, 0.30000000000000004, 0.5}
+    assert {point.get("forward.density") for point in grid} == {None, 0.1, 0.3, 0.5}
+
+
+@given(st.integers(-50, 50), st.integers(1, 40), st.integers(1, 30), st.integers(0, 3))
+def test_points_of_a_range_are_the_decimals_up_to_its_end(low, step, count, places):
+    low, step, high = (value / 10**places for value in (low, step, low + step * count))
+    grid = grid_points(Space({"x": {"low": float(low), "high": float(high), "step": step}}))
+    assert [point["x"] for point in grid] == [round(low + i * step, places) for i in range(count + 1)]
 
 
 @pytest.mark.parametrize(
