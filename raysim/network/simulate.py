@@ -223,7 +223,7 @@ class _Setting(NamedTuple):
                 yield (
                     lanes,
                     alike,
-                    self._end(chosen, collectives, [(whole[i], moments[first[i]]) for i in alike], farthest_s),
+                    self._end(chosen, collectives, [(whole[i], moments[first[i]]) for i in alike], ends, farthest_s),
                 )
 
     def _end(
@@ -231,6 +231,7 @@ class _Setting(NamedTuple):
         networks: Sequence[Network],
         collectives: tuple[Collective, ...],
         steps: Sequence[tuple[Profile, Moments]],
+        packets: Ends,
         farthest_s: Floats,
     ) -> _End:
         """Return the ends of steps with these collectives; `farthest_s`: latency from the driver to its farthest worker, by network."""
@@ -238,7 +239,9 @@ class _Setting(NamedTuple):
         free_s, done_s = (
             np.concatenate(parts, axis=-1) for parts in zip(*(each[1:3] for each in moments), strict=True)
         )
-        began_s, pipeline_s, ready_s = steady_end(table, free_s, done_s)
+        flushed = table.num_steps == 1
+        least_s = 0.0 if flushed else np.concatenate([packets.busiest_wire_s(table, p, networks) for p in profiles])
+        began_s, pipeline_s, ready_s = steady_end(table, free_s, done_s, least_s)
         codec_s = np.stack([codec_seconds(collectives, table.owner, each.method_s) for each in profiles], axis=-1)
         seconds = codec_s[:, :, None] + total_seconds(collectives, networks)[:, None]
         starts = start_times(
@@ -249,7 +252,7 @@ class _Setting(NamedTuple):
             pipeline_s,
         )
         after_s = np.array([each.step_s for each in profiles])[:, None]
-        if table.num_steps == 1:  # without a flush stages have already updated, and the driver does not wait
+        if flushed:  # else stages have already updated, and the driver does not wait
             trips_s = np.array([each.transport.step_trips for each in profiles])[:, None] * farthest_s
             update_s = [np.bincount(table.owner, each.update_s).max() for each in profiles]  # a worker's stages in turn
             after_s = np.array(update_s)[:, None] + trips_s + after_s

@@ -48,32 +48,34 @@ def on_end(profile: Profile, table: ActionTable) -> Profile:
     return replace(profile, **changed)
 
 
-def steady_end(table: ActionTable, free: Floats, done: Floats) -> tuple[Floats, Floats, Floats]:
+def steady_end(
+    table: ActionTable, free: Floats, done: Floats, least_s: Floats | float
+) -> tuple[Floats, Floats, Floats]:
     """Return, for each network, the start and the seconds of the priced step, and the end times of its stages (stage, network).
 
     `free`: end times of workers (replica, worker, network). `done`: end times of each step's stages (replica, step, stage,
-    network).
+    network). `least_s`: the work of the busiest wire in a step, which bounds steps without a flush.
     """
     ends = done[:, table.priced_step].max(axis=0)
     if table.num_steps == 1:
         return np.zeros(free.shape[2]), free.max(axis=(0, 1)), ends
     seconds = _period_s(
-        done[:, : table.priced_step + 1].swapaxes(0, 1).reshape(table.priced_step + 1, -1, free.shape[2])
+        done[:, : table.priced_step + 1].swapaxes(0, 1).reshape(table.priced_step + 1, -1, free.shape[2]), least_s
     )
     start = ends.max(axis=0) - seconds
     return start, seconds, np.maximum(ends - start, 0.0)
 
 
-def _period_s(done: Floats) -> Floats:
+def _period_s(done: Floats, least_s: Floats | float) -> Floats:
     """Return the seconds between consecutive step ends by network, from the end times (step, stage of a replica, network).
 
     Exact if the steps repeat in a cycle, over which every stage advances by the same time from any start. Otherwise, such as with
-    jitter or while a queue drains, it is the mean of the slowest stage, which is never less than that stage's work. The first third
-    of the steps, in which the pipeline fills, is ignored.
+    jitter or while a queue drains, it is the mean of the slowest stage, which is never less than that stage's work, or `least_s`.
+    The first third of the steps, in which the pipeline fills, is ignored.
     """
     steady = done[len(done) // 3 :]
     last, wholes = len(steady) - 1, steady.max(axis=1)
-    period_s: Floats = (steady[last] - steady[0]).max(axis=0) / last
+    period_s: Floats = np.maximum((steady[last] - steady[0]).max(axis=0) / last, least_s)
     settled = np.zeros(done.shape[2], bool)
     for cycle in range(1, last // 2 + 1):
         passed = steady[cycle:] - steady[:-cycle]

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from raysim.network.profile import Floats, Profile
-from raysim.network.topology import Network, Placement
+from raysim.network.topology import Network, Placement, links
 from raysim.schedules.actions import topological_order
 from raysim.schedules.arrays import ActionTable
 from raysim.schedules.families import Schedule
@@ -48,6 +48,19 @@ class Ends(NamedTuple):
         wires = np.full(key.shape, -1, np.int32)
         wires[across] = np.unique(key[across], return_inverse=True)[1]
         return wires
+
+    def busiest_wire_s(self, table: ActionTable, profile: Profile, networks: Sequence[Network]) -> Floats:
+        """Return the seconds in which the busiest pair of hosts can move the packets of a step, by network."""
+        across = self.source != self.target
+        if not across.any():
+            return np.zeros(len(networks))
+        sizes = np.broadcast_to(table.per_step * profile.wire_bytes.mean(axis=-1), across.shape)[across]
+        _, first, wire = np.unique(self.wires(inbound=False)[across], return_index=True, return_inverse=True)
+        loads = np.bincount(wire, sizes)[:, None]
+        bandwidth, _ = links(networks, self.source[across][first], self.target[across][first])
+        seconds = 8 * np.array([network.framing for network in networks]) * loads / bandwidth
+        busiest: Floats = seconds.max(axis=0)
+        return busiest
 
 
 class Moments(NamedTuple):

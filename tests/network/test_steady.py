@@ -94,6 +94,7 @@ def test_step_is_mean_of_consecutive_steps(schedule, p, m, network) -> None:
     schedule=st.sampled_from([OneFOneB(), OneFOneB(ahead=2)]),
 )
 @example(3, 1, 1, 1e9, 0.0, OneFOneB(ahead=2))  # a queue drains over more steps than are simulated
+@example(3, 1, 76441, 1e6, 0.0, OneFOneB(ahead=2))  # the same, behind the busiest wire
 def test_a_step_without_a_flush_never_takes_longer_than_with_one(p, m, seed, bandwidth, latency, schedule) -> None:
     profile, network = random_profile(p, m, seed), Network(bandwidth, latency)
     flushed = simulate(schedule, profile, network, num_microbatches=m).step_s
