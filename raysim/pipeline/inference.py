@@ -15,6 +15,7 @@ from raysim.pipeline.errors import DivergedError, StageError, blamed
 from raysim.pipeline.local_stages import LocalStages
 from raysim.pipeline.messages import OutgoingMessage, Receive, Send, Turns
 from raysim.pipeline.reports import Evaluated, Failure
+from raysim.pipeline.stage import Stage
 from raysim.pipeline.state import mean_of, unpack_tensors
 from raysim.values import UNNAMED
 from raysim.workloads.losses import IGNORED
@@ -136,12 +137,12 @@ class Inference:
         """Replace the parameters by the mean over all replicas; without arguments, restore the replica's own."""
         loaded = [unpack_tensors(part) for part in replicas]
         for index, stage in self._stages.items():
-            if not replicas:
-                stage.place(self._own.pop(index))
-                continue
-            self._own[index] = {name: x.clone() for name, x in stage.parameters()}
-            names = self._own[index]
-            stage.place({name: mean_of([tensors[f"{index}.{name}"] for tensors in loaded]) for name in names})
+            if replicas:
+                names = self._own[index] = {name: x.clone() for name, x in stage.parameters()}
+                placed = {name: mean_of([tensors[f"{index}.{name}"] for tensors in loaded]) for name in names}
+            else:
+                placed = self._own.pop(index)
+            Stage.place(stage, placed)  # no update: a subclass keeps nothing
 
     def batchnorm(self, change: str) -> None:
         """Switch the BatchNorm statistics of all stages: "estimate" new ones, "use" them, or "restore" the ones from training."""

@@ -45,6 +45,8 @@ class Origin(NamedTuple):
     """Seed of the model's initial weights; None for the run's own."""
     memories_from: int = 0
     """Step at which the memories of compressors and replica methods started empty."""
+    cuts: tuple[str, ...] | None = None
+    """Cuts with which these memories go on; with others they start empty at `first_step`. None for any."""
 
 
 FROM_SCRATCH = Origin()
@@ -224,7 +226,8 @@ class Plan:
     @property
     def memories_from(self) -> int:
         """The step at which the memories of compressors and replica methods start empty."""
-        return max(self.origin.memories_from, self.config.compress_from)
+        goes_on = self.origin.cuts in (None, self.cuts)
+        return max(self.origin.memories_from if goes_on else self.first_step, self.config.compress_from)
 
     @property
     def model_seed(self) -> int:

@@ -259,6 +259,13 @@ def _check_groups(plan: Plan, parts: Partition) -> None:
             "`optimizer.clip_norm` must be left out if replicas diverge at some stages only: clipped by their own norms, they "
             "would diverge at all stages."
         )
+    for owners in plan.tied if plan.num_replicas > 1 and not plan.config.fused_embedding else ():
+        methods = list(dict.fromkeys(plan.replica_methods[stage] for stage, _ in owners))
+        if len(methods) > 1 and any(method.keeps_momentum for method in methods):
+            raise ConfigError(
+                f"`replica_gradient` must be the same at stages {' and '.join(str(stage) for stage, _ in owners)}, which share a "
+                f"parameter, but got {' and '.join(map(repr, methods))}: one keeps momentum, and the copies would diverge."
+            )
     for stage, (method, module) in enumerate(zip(plan.replica_methods, parts.stages, strict=True)):
         shapes = averaged_shapes(stage, module, plan.config, plan.tied)
         _check_average(plan, f"`replica_gradient` at stage {stage}", method, shapes, plan.num_replicas)

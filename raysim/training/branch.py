@@ -2,7 +2,7 @@
 
 A branch inherits parameters, buffers, the optimiser's state, step numbers, and the planned learning rate. The order of
 data, dropout and random codecs follow its own seed. Memories of compressors and replica methods start empty, unless parent and
-branch use the same ones.
+branch use the same ones, and the same cuts.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class Parent:
     def origin(self, config: RunConfig) -> Origin:
         """Return the start of a branch."""
         origin, step = recorded_origin(self.row), self.checkpoint.step
-        return origin._replace(first_step=step, memories_from=origin.memories_from if self._goes_on(config) else step)
+        memories_from = origin.memories_from if self._goes_on(config) else step
+        return origin._replace(first_step=step, memories_from=memories_from, cuts=_cuts(self.row))
 
     def parts(self, plan: Plan, modules: Sequence[nn.Module]) -> list[np.ndarray]:
         """Return the initial state of the branch, one part for each worker of `plan`.
@@ -78,10 +79,11 @@ class Parent:
                 parts.append({name: x for name, x in tensors.items() if plan.owners[_parse(name)[1]] == worker})
         return [pack_tensors(dict(part)) for part in parts]
 
-    def signals(self, config: RunConfig) -> StepFeedback:
-        """Return the signals of the parent's last step; only its time if the branch uses other methods."""
+    def signals(self, plan: Plan) -> StepFeedback:
+        """Return the signals of the parent's last step; only its time if the branch uses other methods or cuts."""
         signals = self.checkpoint.signals()
-        return signals if self._goes_on(config) else StepFeedback(step_s=signals.step_s)
+        goes_on = self._goes_on(plan.config) and _cuts(self.row) == plan.cuts
+        return signals if goes_on else StepFeedback(step_s=signals.step_s)
 
     def _goes_on(self, config: RunConfig) -> bool:
         """Return whether a branch keeps the parent's compressors, replica methods and weight policy."""
@@ -171,15 +173,19 @@ def _check_same(row: Mapping[str, Any], config: RunConfig) -> None:
 
 def _check_branch(row: Mapping[str, Any], plan: Plan) -> bool:
     """Return whether a branch has different cuts from its parent; raises ConfigError if it cannot, see `Parent.parts`."""
-    cuts, replicas = list(row["cuts"] or []), row["num_replicas"] or 1
+    cuts, replicas = _cuts(row), row["num_replicas"] or 1
     if replicas != plan.num_replicas:
         raise ConfigError(f"`num_replicas` must be {replicas}, as in the run of `start`, but got {plan.num_replicas}.")
-    recut = cuts != list(plan.cuts)
-    if recut and (plan.tied or plan.config.optimizer.name == "muon"):
-        reason = "tied parameters" if plan.tied else "the optimiser muon"
+    recut = cuts != plan.cuts
+    whole = {
+        "tied parameters": bool(plan.tied),
+        "the optimiser muon": plan.config.optimizer.name == "muon",
+        "replicas that differ": replicas > 1 and _parts_replicas(str(recorded_value(row, "replica_gradient"))),
+    }
+    if recut and (reason := next((reason for reason, holds in whole.items() if holds), None)):
         raise ConfigError(
-            f"`cuts` must be {cuts}, as in the run of `start`, but got {list(plan.cuts)}. With {reason}, the "
-            "optimiser's state cannot be cut elsewhere."
+            f"`cuts` must be {list(cuts)}, as in the run of `start`, but got {list(plan.cuts)}. With {reason}, the "
+            "state cannot be cut elsewhere."
         )
     optimizer = plan.config.optimizer
     endless = optimizer.decay in ("constant", "steps") or optimizer.decay_epochs is not None
@@ -189,6 +195,10 @@ def _check_branch(row: Mapping[str, Any], plan: Plan) -> bool:
             f"the run of `start` was planned for {plan.rate_steps} steps, but got {plan.num_steps}."
         )
     return recut
+
+
+def _cuts(row: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(row["cuts"] or ())
 
 
 def _parts_replicas(written: str) -> bool:

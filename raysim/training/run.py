@@ -343,7 +343,7 @@ class Training:
             self.engine.load(step, own)
         elif self._parent:
             self.engine.load(step, self._parts or self._parent.parts(self.plan, self.workload.modules))
-            self._signals = self._parent.signals(self.config)
+            self._signals = self._parent.signals(self.plan)
         self._parts = None  # they are large
         self.recorder.forget(step)
         self._reached = max(self._reached, step)

@@ -106,6 +106,19 @@ def test_a_twin_step_gives_the_gradients_of_both_and_leaves_no_other_trace(small
                 assert all(torch.equal(present[name], x) for name, x in previous.items())
 
 
+def test_an_evaluation_of_the_mean_leaves_the_last_steps_parameters(small):
+    """A twin step takes gradients there, at all stages, also if the replicas of another stage differ."""
+    marina = MARINA.replace(")", ", min_values=16)")
+    config = small(**REPLICAS, num_stages=2, replica_gradient=[marina, "PowerGossip(min_values=16)"])
+    plain, evaluated = start(config), start(config)
+    for step in range(3):
+        evaluated.evaluate("on")
+        assert losses_of(plain, step) == losses_of(evaluated, step)
+    assert all(
+        torch.equal(x, y) for x, y in zip(weights(plain, 0).values(), weights(evaluated, 0).values(), strict=True)
+    )
+
+
 def test_the_memory_of_two_passes_is_stated(small):
     """Weights, gradients, what is saved for backwards and packets are there twice; what the optimiser keeps is not."""
     single, twin = (

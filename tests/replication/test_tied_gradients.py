@@ -7,6 +7,7 @@ import torch
 from engines import staged_gradients, start
 from pipelines import ADAM, REPLICAS, RUNS, TIED
 
+from raysim.config import ConfigError
 from raysim.forecast.forecast import forecast
 from raysim.network.collectives import as_transfers
 from raysim.pipeline.prepare import prepare
@@ -39,6 +40,15 @@ def test_owners_never_part(small, run):
                 worker = engine.workers[engine.plan.worker(replica, stage)]
                 held.append(worker.stages[stage].module.get_parameter(name).detach())
         assert all(torch.equal(held[0], x) for x in held[1:])
+
+
+@pytest.mark.parametrize("other", ["Identity", "DGC(0.1, warmup=2)"])
+def test_owners_share_momentum(small, other):
+    """The optimiser adds no momentum where a method has: copies would be updated by different rules."""
+    settings = {**REPLICAS, **TIED, "num_stages": 2, "replica_gradient": ["DGC(0.1)", other]}
+    with pytest.raises(ConfigError, match=r"^`replica_gradient` must be the same at stages 0 and 1"):
+        prepare(small(**settings))
+    prepare(small(**settings, fused_embedding=True))
 
 
 def test_feedback_sends_what_was_left_out(small):

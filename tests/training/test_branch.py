@@ -183,10 +183,28 @@ def test_branch_may_change_cut_and_schedule(small, tmp_path):
         assert all(torch.equal(weights[name], others[name]) for name in others)
 
 
-def test_tied_parameters_keep_their_cuts(small, tmp_path):
-    begun = train(small(**TIED, steps=2), engine="inline", out=tmp_path / "parent")
-    with pytest.raises(ConfigError, match=r"^`cuts` must be .*, as in the run of `start`.* With tied parameters"):
-        train(small(**TIED, num_stages=2, start=str(begun.folder)), engine="inline", out=tmp_path / "branch")
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        (TIED, "tied parameters"),
+        # between two exchanges: each replica would take its own parameters for the agreed ones
+        ({**REPLICAS, "replica_gradient": "DiLoCo(4)", "steps": 4, "checkpoint_at_steps": [2]}, "replicas that differ"),
+    ],
+)
+def test_some_states_keep_their_cuts(small, tmp_path, settings, reason):
+    begun = train(small(**{"steps": 2, **settings}), engine="inline", out=tmp_path / "parent")
+    branch = {**settings, "steps": 2, "checkpoint_at_steps": None, "num_stages": 2, "start": f"{begun.folder}@2"}
+    with pytest.raises(ConfigError, match=rf"^`cuts` must be .*, as in the run of `start`.* With {reason}"):
+        train(small(**branch), engine="inline", out=tmp_path / "branch")
+
+
+def test_methods_know_that_their_memories_start_empty_with_other_cuts(small, tmp_path):
+    """MARINA has no parameters of the parent's last step: the branch's first step sends gradients themselves."""
+    settings = {**REPLICAS, "replica_gradient": "MARINA(Identity, probability=1e-9, min_values=16)"}
+    begun = train(small(**settings, steps=2), engine="inline", out=tmp_path / "parent")
+    config = small(**settings, steps=2, num_stages=2, start=str(begun.folder))
+    branch = train(config, engine="inline", out=tmp_path / "branch")
+    assert (branch.row["first_step"], branch.row["memories_from"]) == (2, 2)
 
 
 @pytest.mark.parametrize(
