@@ -92,7 +92,7 @@ class AsyncSPARTA(ReplicaMethod):
     def memory_bytes(self, shapes: Mapping[str, tuple[int, ...]]) -> int:
         values = sum(math.prod(shape) for shape in shapes.values())
         sent = sum(math.ceil(math.prod(shape) / self.num_parts) for shape in shapes.values())
-        return 4 * (values + 2 * self.delay * sent) if self.delay else 0
+        return 4 * (values + 2 * self.delay * sent) + 8 * self.delay if self.delay else 0
 
     def positions(self, name: str, count: int, exchange: int, context: ReplicaContext, device: torch.device) -> Tensor:
         """Return the increasing positions of an exchange in a tensor of `count` values, the same at all replicas."""
@@ -122,13 +122,15 @@ class AsyncSPARTA(ReplicaMethod):
         total = yield from sum_over_members("share of parameters", values, *members, values.device)
         assert total is not None
         moved = {**memory, f"own {exchange}": values, f"mean {exchange}": total / context.num_replicas}
+        moved[f"seed {exchange}"] = torch.tensor(context.seed)  # a branch may have another one
         arrived = exchange - self.delay
         if f"own {arrived}" not in moved:  # the first average is still on its way
             return Averaged({}, moved)
         own, mean = moved.pop(f"own {arrived}"), moved.pop(f"mean {arrived}")
+        seed = int(moved.pop(f"seed {arrived}", context.seed))
         if not self.delay:
             return Averaged({}, moved, parameters=_placed(gradients, drawn, mean))
-        after = self._corrected(gradients, own, mean, arrived, moved, context)
+        after = self._corrected(gradients, own, mean, arrived, moved, context._replace(seed=seed))
         return Averaged({}, moved, parameters=after)
 
     def _corrected(

@@ -101,7 +101,7 @@ SCHEMAS: dict[str, pa.Schema] = {
         [
             _STEP,
             _REPLICA,  # null if all replicas agreed
-            ("where", pa.string()),  # "forward", "backward" or "replica_gradient"
+            ("where", pa.string()),  # "forward", "backward", "replica_gradient" or "tied"
             ("stage", pa.int16()),
             ("boundary", pa.int16()),
             ("tensor", pa.string()),  # for a link; null if only one tensor crosses

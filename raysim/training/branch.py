@@ -36,8 +36,8 @@ OWNERS = {
     "link": ("forward", "backward", "loss_scale", *SHAPES),
     "replicas": ("replica_gradient",),
     "tied": ("tied_gradient", "fused_embedding"),
-    "versions": ("weights", *SHAPES),
-    "previous": ("replica_gradient",),
+    "versions": ("weights", "schedule", *SHAPES),
+    "previous": ("replica_gradient", "seed"),  # by which a method chooses the steps that need it
 }
 """Keys that must be unchanged for a branch to keep a memory, by the memory's kind."""
 
@@ -86,8 +86,9 @@ class Parent:
         return signals if goes_on else StepFeedback(step_s=signals.step_s)
 
     def _goes_on(self, config: RunConfig) -> bool:
-        """Return whether a branch keeps the parent's compressors, replica methods and weight policy."""
-        return self._same((*keys_of("compression"), *SHAPES), config)
+        """Return whether a branch keeps the parent's compressors, replica methods and weight policy, and so their memories."""
+        needs_previous = any("stage" in method.needs for method in config.replica_methods())
+        return self._same((*keys_of("compression"), *SHAPES, *(["seed"] if needs_previous else [])), config)
 
     def _same(self, keys: Iterable[str], config: RunConfig) -> bool:
         row = {**as_row(config), "loss_scale": config.gradient_scale}

@@ -161,17 +161,17 @@ def load_weights(run_folder: str | Place) -> dict[str, Tensor]:
     >>> weights["conv1.0.weight"].shape
     torch.Size([16, 1, 3, 3])
     """
-    known = checkpoints(Path(str(run_folder)) / "checkpoints")
-    if not known:
+    written = checkpoints(Path(str(run_folder)) / "checkpoints")
+    if not written:
         raise CheckpointError(f"There is no checkpoint in {run_folder}.")
     weights: dict[str, list[Tensor]] = {}
     agreed: dict[str, list[Tensor]] = {}
-    for part in known[-1].parts():
+    for part in written[-1].parts():
         for name, tensor in unpack_tensors(part).items():
-            for kind, infix, held in (("stage.", ".model.", weights), ("replicas.", f".{AGREED}/", agreed)):
-                stage, separator, parameter = name.partition(infix)
-                if separator and stage.startswith(kind):
-                    held.setdefault(parameter, []).append(tensor)
+            kind, _, rest = name.split(".", 2)
+            for known, prefix, held in (("stage", "model.", weights), ("replicas", f"{AGREED}/", agreed)):
+                if kind == known and rest.startswith(prefix):
+                    held.setdefault(rest.removeprefix(prefix), []).append(tensor)
     weights |= agreed
     statistics = ("running_mean", "running_var", "num_batches_tracked")
     return {

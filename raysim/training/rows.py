@@ -241,8 +241,9 @@ def decision_rows(plan: Plan, step: int, reports: Sequence[StepReport]) -> Itera
                 method = plan.compressor(report.replica, link.boundary, link.direction, link.tensor)
                 yield where | {"method": repr(method)} | decision._asdict()
         for account in report.groups if report.replica == 0 else ():
-            named = repr(plan.replica_methods[account.stage])
-            where = {"step": step, "where": "replica_gradient", "stage": account.stage, "method": named}
+            kind = "tied" if account.tied else "replica_gradient"
+            method = plan.config.tied_gradient if account.tied else plan.replica_methods[account.stage]
+            where = {"step": step, "where": kind, "stage": account.stage, "method": repr(method)}
             yield from (where | decision._asdict() for decision in account.decisions)
 
 

@@ -14,6 +14,7 @@ from replica_variants import (
     SHAPES,
     Apart,
     Team,
+    average,
     context,
     dense_mean,
     gradients,
@@ -281,6 +282,14 @@ def test_late_averages_of_parts_are_placed_where_they_were_sent_from() -> None:
     assert all(places["a"].tolist() != places["b"].tolist() for places, _ in past)
     assert method.steps_under_way == 4
     assert (DiLoCoX(5).steps_under_way, DiLoCoX(5, delay=0).steps_under_way) == (5, 0)
+
+
+def test_a_branch_with_another_seed_places_late_averages_where_its_parent_drew_them() -> None:
+    """Equal replicas that do not move have averages equal to their parameters."""
+    team, still = Apart("AsyncSPARTA(share=0.3, delay=1)", 2, MATRIX), [{"weight": torch.zeros(40, 60)}] * 2
+    team.step(0, still)
+    results, _ = average(team.method, team.parameters, team.memories, [context(i, 2, 1, seed=9) for i in range(2)])
+    assert all(same_tensors(result.parameters, team.parameters[0]) for result in results)
 
 
 # Streaming.

@@ -11,6 +11,7 @@ from raysim.config import ConfigError
 from raysim.forecast.forecast import forecast
 from raysim.network.collectives import as_transfers
 from raysim.pipeline.prepare import prepare
+from raysim.training.rows import decision_rows
 
 CODED = [name for name in RUNS if "tied_gradient" in RUNS[name]]
 
@@ -49,6 +50,15 @@ def test_owners_share_momentum(small, other):
     with pytest.raises(ConfigError, match=r"^`replica_gradient` must be the same at stages 0 and 1"):
         prepare(small(**settings))
     prepare(small(**settings, fused_embedding=True))
+
+
+def test_decisions_on_sums_are_told_from_those_on_averages(small):
+    fields = {"tied": "EDGC(4, min_values=16)", "replica_gradient": "EDGC(2, min_values=16)"}
+    tied, averaged = fields.values()
+    engine = start(small(**REPLICAS, **TIED, num_stages=2, tied_gradient=tied, replica_gradient=averaged))
+    rows = list(decision_rows(engine.plan, 0, engine.step(0)))
+    assert {row["stage"] for row in rows} == {0, 1}
+    assert {(row["where"], row["method"]) for row in rows} == {*fields.items()}
 
 
 def test_feedback_sends_what_was_left_out(small):

@@ -198,13 +198,25 @@ def test_some_states_keep_their_cuts(small, tmp_path, settings, reason):
         train(small(**branch), engine="inline", out=tmp_path / "branch")
 
 
-def test_methods_know_that_their_memories_start_empty_with_other_cuts(small, tmp_path):
-    """MARINA has no parameters of the parent's last step: the branch's first step sends gradients themselves."""
-    settings = {**REPLICAS, "replica_gradient": "MARINA(Identity, probability=1e-9, min_values=16)"}
-    begun = train(small(**settings, steps=2), engine="inline", out=tmp_path / "parent")
-    config = small(**settings, steps=2, num_stages=2, start=str(begun.folder))
+@pytest.mark.parametrize("changes", [{"num_stages": 2}, {"seed": 2}])
+def test_methods_know_that_their_memories_start_empty(small, tmp_path, changes):
+    """MARINA has no parameters of the parent's last step: the branch's first step sends gradients themselves.
+
+    With the parent's seed, step 4 would not need these parameters.
+    """
+    settings = {**REPLICAS, "replica_gradient": "MARINA(Identity, probability=0.4, min_values=16)"}
+    begun = train(small(**settings, steps=4), engine="inline", out=tmp_path / "parent")
+    config = small(**settings, **changes, steps=2, start=str(begun.folder))
     branch = train(config, engine="inline", out=tmp_path / "branch")
-    assert (branch.row["first_step"], branch.row["memories_from"]) == (2, 2)
+    assert (branch.row["first_step"], branch.row["memories_from"]) == (4, 4)
+
+
+def test_weights_predicted_for_another_schedule_are_not_read(small, tmp_path):
+    """Each version is predicted for the delays of its schedule: in a branch with others, versions start anew."""
+    settings = {**RUNS["predicted"], "schedule": "1F1B", "forward": "Identity"}
+    begun = train(small(**settings, steps=3), engine="inline", out=tmp_path / "parent")
+    config = small(**{**settings, "schedule": "1F1B(ahead=2)"}, steps=2, start=str(begun.folder))
+    assert train(config, engine="inline", out=tmp_path / "branch").status == "finished"
 
 
 @pytest.mark.parametrize(

@@ -202,7 +202,11 @@ def test_weights_have_the_names_of_the_uncut_model(tmp_path: Path) -> None:
             "stage.0.optimizer.0.momentum_buffer": torch.zeros(2),
             "link.0.forward.rows": torch.zeros(3),
         },
-        {"stage.1.model.inner.model.head.bias": torch.full((1,), 3.0), "stage.1.optimizer.0.step": torch.tensor(1.0)},
+        {
+            "stage.1.model.inner.model.head.bias": torch.full((1,), 3.0),
+            "stage.1.optimizer.0.step": torch.tensor(1.0),
+            "stage.1.versions.kept.1.0.inner.model.head.bias": torch.full((1,), 2.0),
+        },
     ]
     write_checkpoint(tmp_path / "checkpoints", 1, [pack_tensors({"stage.0.model.conv.weight": torch.zeros(2)})])
     write_checkpoint(tmp_path / "checkpoints", 2, [pack_tensors(tensors) for tensors in state])
