@@ -242,8 +242,8 @@ def decision_rows(plan: Plan, step: int, reports: Sequence[StepReport]) -> Itera
                 yield where | {"method": repr(method)} | decision._asdict()
         for account in report.groups if report.replica == 0 else ():
             kind = "tied" if account.tied else "replica_gradient"
-            method = plan.config.tied_gradient if account.tied else plan.replica_methods[account.stage]
-            where = {"step": step, "where": kind, "stage": account.stage, "method": repr(method)}
+            named = repr(plan.config.tied_gradient if account.tied else plan.replica_methods[account.stage])
+            where = {"step": step, "where": kind, "stage": account.stage, "method": named}
             yield from (where | decision._asdict() for decision in account.decisions)
 
 
