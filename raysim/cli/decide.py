@@ -13,7 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raysim.cli.exits import ending_on_signals, fail
-from raysim.cli.options import CostsFile, JsonFile, Overrides, Recipe, Tried, parse_costs, parse_networks, write_json
+from raysim.cli.options import (
+    CostsFile,
+    JsonFile,
+    Overrides,
+    Recipe,
+    Tried,
+    check_uncompressed,
+    parse_costs,
+    parse_networks,
+    write_json,
+)
 from raysim.cli.screen import ComputeDevice, ComputeProfile, Packets
 from raysim.cli.sweep import Price, Resume, arguments, run_job, run_sweep
 from raysim.cli.terminal import console, echo, table_of, write_line
@@ -64,11 +74,17 @@ def decide(
 
     Ends as soon as the answer is known. For example: raysim decide digits-cnn --network 200mbps+30ms --budget 10min
     """
+    check_uncompressed(overrides)
+    if data is not None:
+        _check_data_keys(overrides or [])
     (wire,), fleet = parse_networks([network]), parse_costs(costs)
     given: dict[str, Any] = {"network": network, "budget": budget, "data": data, "device": device, "profile": profile}
     given |= {"transport": transport, "price_per_hour": price_per_hour, "costs": costs}
     tries = [word for text in tried or [] for word in ("--try", text)]
     if cluster is not None:
+        for option, value in {"--address": address, "--json": json_file}.items():
+            if value is not None:
+                fail(f"`{option}` has no effect with `--cluster`, which sends the command there. Leave it out.", 2)
         _submit([recipe, *(overrides or []), *tries], given, cluster, out, files, resume=resume)
         return
     if files is not None:
@@ -151,6 +167,13 @@ def _race(decision: DecisionState, budget: Any, again: str, ending: Interruption
         sweep = Sweep(study, out=race, resume=decision.raced, address=address)
         run_sweep(sweep, again, ending, show=lambda ended: None)
         conclude(decision, sweep)
+
+
+def _check_data_keys(overrides: Sequence[str]) -> None:
+    """Fail if overrides would replace the text of `--data`."""
+    for override in overrides:
+        if override.partition("=")[0].strip() in ("data", "data.name", "data.path"):
+            fail(f"`--data` and {override} both name the data: give one of them.", 2)
 
 
 def _data_keys(recipe: str, data: Path | None) -> list[str]:

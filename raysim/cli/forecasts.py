@@ -13,13 +13,13 @@ from raysim.cli.exits import fail
 from raysim.cli.options import (
     Averaging,
     CostsFile,
-    Efficiency,
     JsonFile,
     Networks,
     Overrides,
     Recipe,
     TraceFile,
     Window,
+    check_averaging,
     check_file,
     check_transport,
     complete_recipe,
@@ -53,7 +53,9 @@ def simulate(
     overrides: Overrides = None,
     device: Annotated[str | None, typer.Option(help="A GPU by its datasheet, such as A100: or --profile.")] = None,
     profile: Annotated[Path | None, typer.Option(help="A file written by `raysim profile`: or --device.")] = None,
-    efficiency: Efficiency = 0.4,
+    efficiency: Annotated[
+        float | None, typer.Option(help="With --device: share of its 16-bit peak that training reaches (default: 0.4).")
+    ] = None,
     codec_speed: Annotated[
         float | None,
         typer.Option(
@@ -98,6 +100,7 @@ def simulate(
         codec_speed=codec_speed,
         efficiency=efficiency,
     )
+    check_averaging(averaging, step.num_replicas if isinstance(step, TimedStep) else step.config.num_replicas)
     if placement is not None:
         count = step.num_workers if isinstance(step, TimedStep) else step.num_workers * step.config.num_replicas
         try:
@@ -128,12 +131,14 @@ def _predicted(
     device: str | None,
     profile: Path | None = None,
     codec_speed: float | None = None,
-    efficiency: float = 0.4,
+    efficiency: float | None = None,
 ) -> Forecast | TimedStep:
     """Return the step of a file of timings or a profile, or else the forecast of a recipe.
 
     Errors of the recipe's configuration are reported before torch is imported.
     """
+    if efficiency is not None and device is None:
+        fail("`--efficiency` is of the GPU of `--device`: measured seconds include it.", 2)
     from raysim.forecast.timings import read_timings
 
     timed = read_timings(recipe, overrides)
@@ -155,6 +160,7 @@ def _predicted(
             f"`--device` names a GPU, but {device} is a file: --profile {device} takes a file written by `raysim profile`.",
             2,
         )
+    from raysim.forecast.compute import EFFICIENCY
     from raysim.forecast.forecast import forecast
 
     return forecast(
@@ -162,7 +168,7 @@ def _predicted(
         *overrides,
         device=device,
         profile=profile,
-        efficiency=efficiency,
+        efficiency=EFFICIENCY if efficiency is None else efficiency,
         codec_bytes_per_s=codec_speed,
         transport=transport or "ray",
         averaging=averaging,
@@ -192,6 +198,7 @@ def place(
     step = _predicted(recipe, overrides or [], transport, averaging, device=device)
     if not isinstance(step, TimedStep):
         step = step.timed()
+    check_averaging(averaging, step.num_replicas)
     placed = [search(step, each, most=tries) for each in networks]
     for each, found in zip(networks, placed, strict=True):
         show_placed(each, found)

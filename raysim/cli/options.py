@@ -58,6 +58,15 @@ def check_transport(parameter: typer.CallbackParam, value: str | None) -> str | 
     return value
 
 
+def check_overrides(overrides: list[str] | None) -> list[str] | None:
+    """Return overrides `key=value` unchanged; fails if a key is given twice."""
+    keys = [override.partition("=")[0].strip() for override in overrides or []]
+    for key in keys:
+        if keys.count(key) > 1:
+            fail(f"`{key}` must be given once, but got {keys.count(key)} values for it.", 2)
+    return overrides
+
+
 def check_file(parameter: typer.CallbackParam, value: Path | None) -> Path | None:
     """Return the file of an option; fails if it cannot be written."""
     check_writable(parameter.opts[0], value)
@@ -99,7 +108,9 @@ Recipe = Annotated[
     ),
 ]
 
-Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it.")]
+Overrides = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it.", callback=check_overrides)
+]
 
 Networks = Annotated[
     list[str] | None,
@@ -231,6 +242,23 @@ def check_runs(folder: str, lacking: str) -> None:
     contents = find_runs([root])
     if not contents.runs:
         fail(" ".join([*contents.problems, f"There is no run in {folder}: {lacking}."]), 2)
+
+
+def check_uncompressed(overrides: list[str] | None) -> None:
+    """Fail if overrides compress a run whose compression the command itself chooses."""
+    from raysim.config.identity import DENSE, METHOD_KEYS
+
+    for override in overrides or []:
+        key = override.partition("=")[0].strip()
+        if key.partition(".")[0] in DENSE._asdict().keys() - {"weights"}:
+            instead = f"give --try '{override}', or " if key in METHOD_KEYS else ""
+            fail(f"`{key}` has no effect, as settings are tried in its place: {instead}leave it out.", 2)
+
+
+def check_averaging(averaging: str | None, replicas: int) -> None:
+    """Fail if `--averaging` is given for a single replica, which averages nothing."""
+    if averaging is not None and replicas == 1:
+        fail("`--averaging` is for replicas, but the run has one. Leave it out.", 2)
 
 
 def parse_networks(texts: list[str] | None, window: str | None = None) -> list[Network]:

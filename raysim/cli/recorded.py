@@ -21,6 +21,7 @@ from raysim.cli.options import (
     Transport,
     Trust,
     Window,
+    check_averaging,
     check_runs,
     check_writable,
     parse_costs,
@@ -112,6 +113,7 @@ def replay(
         _replay_probe(run, candidates, networks, options, alone, json_file)
         return
     priced, *others = beside([run, *([against] if against is not None else [])], company, **options)
+    check_averaging(averaging, priced.num_replicas)
     dense = others[0] if others else None
     frame = price(priced, networks, against=dense, target=wanted)
     figures = replay_figures(priced, networks, frame, wanted)

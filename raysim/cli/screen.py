@@ -20,6 +20,7 @@ from raysim.cli.options import (
     check_file,
     check_picture,
     check_transport,
+    check_uncompressed,
     parse_networks,
     write_json,
 )
@@ -69,6 +70,7 @@ def screen(
     For example: raysim screen hf model.path=FOLDER data=text data.path=FILE num_stages=4 --network 200mbps+30ms
     """
     networks = parse_networks(network) if network else []
+    check_uncompressed(overrides)
     for option, value in {"--plot": plot, "--device": device, "--profile": profile}.items():
         if value is not None and not networks:
             fail(f"`{option}` is for speed-ups, which need a network: add --network 200mbps+30ms.", 2)

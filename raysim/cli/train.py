@@ -49,8 +49,9 @@ def train(
 
     For example: raysim train digits-cnn forward='TopK(0.1)' backward='Quantize(8)'
     """
-    if dashboard and engine != "ray":
-        fail(f"`--dashboard` is Ray's and needs `--engine` ray, but got {engine}.", 2)
+    for option, value in {"--dashboard": dashboard, "--wait": wait}.items():
+        if value and engine != "ray":
+            fail(f"`{option}` is Ray's and needs `--engine` ray, but got {engine}.", 2)
     from raysim.training.events import Phases, to_stderr
 
     with ending_on_signals() as ending, Phases(to_stderr) as phases:

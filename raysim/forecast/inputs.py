@@ -78,6 +78,9 @@ def make_job(
     recompute: bool,
 ) -> Job:
     """Return the job, with missing values taken from its model; raises InputError."""
+    for option, size in {"--batch": batch, "--microbatch": microbatch}.items():
+        if size is not None and size < 1:
+            raise InputError(f"`{option}` must be an integer of at least 1, but got {size}.")
     if isinstance(model, RecipeModel):
         config = model.config
         batch = batch or config.batch_size
@@ -90,8 +93,6 @@ def make_job(
         rows = parse_schedule(schedule)
     except ValueError as error:
         raise InputError(str(error)) from None
-    if batch < 1 or microbatch < 1:
-        raise InputError(f"`--batch` and `--microbatch` must be 1 or more, but got {batch} and {microbatch}.")
     return Job(model, fleet, rows, batch, microbatch, efficiency, calibrated_transport(transport), recompute, dtype)
 
 
@@ -105,10 +106,10 @@ def parse_layout(job: Job, stages: int | None, replicas: int | None, sharding: s
             return None
         stages = 1
     hosts = job.fleet.hosts
-    option, given = ("--replicas", replicas or 0) if stages is None else ("--stages", stages)
-    if given < 1 or hosts % given:
-        raise InputError(f"`{option}` must divide the {hosts} hosts of {job.fleet!r}, but got {given}.")
-    layout = HostLayout(stages or hosts // given, replicas or hosts // given)
+    for option, given in {"--stages": stages, "--replicas": replicas}.items():
+        if given is not None and (given < 1 or hosts % given):
+            raise InputError(f"`{option}` must divide the {hosts} hosts of {job.fleet!r}, but got {given}.")
+    layout = HostLayout(stages or hosts // (replicas or 1), replicas or hosts // (stages or 1))
     if sharding is None:
         return layout
     try:
@@ -127,7 +128,10 @@ def parse_setting(text: str, *, trained: bool = False) -> Setting:
     >>> print(parse_setting("forward=TopK(density=0.1) backward=Quantize(8)"))
     forward=TopK(0.1) backward=Quantize(8)
     """
-    values = dict(SETTING.findall(text))
+    pairs = SETTING.findall(text)
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise InputError(f"`--try` must name a key once, but got {text!r}.")
     if not values or SETTING.sub("", text).strip():
         raise InputError(
             f"`--try` must look like 'forward=TopK(0.1) backward=Quantize(8) replica_gradient=PowerSGD(8)', but got {text!r}."

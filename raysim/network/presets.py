@@ -70,7 +70,7 @@ def presets() -> dict[str, Network]:
 def parse_network(text: str) -> Network:
     """Parse a network: a preset, a notation such as "100mbps+20ms", cloud regions separated by commas, or a .toml or .csv file.
 
-    Each may end in TCP's window.
+    Each may end in TCP's window, if it has none.
 
     >>> parse_network("100mbps+20ms").latency_s, parse_network("1 Gbit/s + 20 ms"), parse_network("1gbps+50ms/2x4MB")
     (0.02, 1gbps+20ms, 1gbps+50ms/2x4MB)
@@ -81,6 +81,8 @@ def parse_network(text: str) -> Network:
     wires, slash, last = name.rpartition("/")
     if slash and (window := read_window(last)) is not None:
         plain = parse_network(wires)
+        if plain.window_bytes is not None:
+            raise ValueError(f"{wires} has a TCP window of its own, but got another, {last}: leave one of them out.")
         return replace(plain, name=f"{plain.name}/{last}" if plain.name else "", **window)
     if name in presets():
         return presets()[name]

@@ -107,8 +107,9 @@ def distinct(settings: Iterable[Setting]) -> list[Setting]:
 
 def tried_setting(setting: Setting, plan: Plan, *, gradients: bool = True) -> Setting:
     """Return a setting of `--try` in canonical notation; raises InputError if it cannot be screened in this run."""
-    if not gradients and (setting.backward, setting.replica_gradient) != (IDENTITY, IDENTITY):
-        raise InputError(f"`--try`: {setting.backward} needs gradients: leave out `backward`, or `--no-gradients`.")
+    for key in () if gradients else ("backward", "replica_gradient"):
+        if (method := getattr(setting, key)) != IDENTITY:
+            raise InputError(f"`--try`: {method} needs gradients: leave out `{key}`, or `--no-gradients`.")
     check_parts(setting, plan.num_stages, plan.num_replicas)
     try:
         _check_methods(setting, plan)

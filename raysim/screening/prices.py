@@ -77,7 +77,8 @@ def _as_sent(cost: LinkCost, measured: Measured) -> LinkCost:
         if (row.get("boundary"), row["direction"], row.get("tensor") or "")
         == (cost.boundary, cost.direction, cost.tensor)
     ]
-    if not rows or cost.codec != rows[0]["codec"]:  # integers, or a memory whose later messages differ
+    # Integers, a memory whose later messages differ, or gradients that were not measured.
+    if not rows or cost.codec != rows[0]["codec"] or not rows[0]["packets"]:
         return cost
     return cost._replace(wire_bytes=round(rows[0]["wire_bytes"] / rows[0]["packets"]))
 

@@ -18,6 +18,9 @@ REFUSED = {
         resnet18-cifar10 data.path=/nowhere => `data.path`
         digits-cnn --out /proc/nowhere/run => The run's folder /proc/nowhere/run cannot be written
         digits-cnn --engine inline --dashboard => `--dashboard` is Ray's and needs `--engine` ray, but got inline.
+        digits-cnn --engine inline --wait 5 => `--wait` is Ray's and needs `--engine` ray, but got inline.
+        digits-cnn steps=5 'steps = 6' => `steps` must be given once, but got 2 values for it.
+        digits-cnn --out a --out b => `--out` must be given once, but is given 2 times.
         digits-cnn --engine tpu => `engine` must be one of ray, inline, but got 'tpu'.
         digits-cnn --resume => `resume` needs `out`, the folder of the run to resume.
         digits-cnn --resume --out none => Nothing to resume: there is no run in none
@@ -42,10 +45,13 @@ REFUSED = {
         digits-cnn --device here.json => --profile here.json
         digits-cnn --device TPU => `device` must be one of T4, V100
         digits-cnn --profile none.json => The profile 'none.json' cannot be read
+        digits-cnn --profile p.json --efficiency 0.5 => `--efficiency` is of the GPU of `--device`
         resnet18-cifar10 data.path=/nowhere --device A100 => `data.path`
         gpt2-wikitext2 data.train_samples=10000 --device A100 => `data.train_samples` must be an integer
     """,
     "simulate digits-cnn --network 8mbps --device A100": """
+        --averaging ring => `--averaging` is for replicas, but the run has one.
+        --network 1gbps/4MiB --window 2MiB => 1gbps/4MiB has a TCP window of its own, but got another, 2MiB
         --efficiency 1.5 => `efficiency` must be in (0, 1], but got 1.5.
         --codec-speed 0 => `codec_bytes_per_s` must be in (0, inf]
         schedule=Interleaved1F1B(3) => `num_stages` must be a multiple of
@@ -58,6 +64,12 @@ REFUSED = {
         --out p.json --steps 0 => `num_steps` must be an integer of at least 1, but got 0.
     """,
     "decide --network 1mbps --out out": """
+        digits-cnn --network 2mbps => `--network` must be given once, but is given 2 times.
+        digits-cnn forward=TopK(0.1) => `forward` has no effect, as settings are tried in its place: give --try 'forward=TopK(0.1)'
+        digits-cnn compress_from=5 => `compress_from` has no effect, as settings are tried in its place: leave it out.
+        topics-gpt --data run.toml data.path=x => `--data` and data.path=x both name the data
+        digits-cnn --cluster run.toml --address auto => `--address` has no effect with `--cluster`
+        digits-cnn --cluster run.toml --json - => `--json` has no effect with `--cluster`
         digits-cnn num_stages=99 => `num_stages` must be at most the number of layers (7), but got 99.
         digits-cnn num_stages=1 => A run of one stage and one replica sends nothing to compress
         digits-cnn --network fast => `--network`: A network is a preset
@@ -84,6 +96,8 @@ REFUSED = {
         num_stages=1 => sends nothing to compress
         num_stages=1 num_replicas=2 --try forward=TopK(0.1) => needs links, but the run has one stage
         num_replicas=2 --try replica_gradient=DiLoCo(5) => DiLoCo
+        --gradients --no-gradients => `--gradients` must be given once, but is given 2 times.
+        forward.0=TopK(0.1) => `forward.0` has no effect, as settings are tried in its place: leave it out.
         --only-tried => `--only-tried`
         --plot p.png => `--plot` is for speed-ups, which need a network
         --out . => `--out` must be a new or empty folder
@@ -92,6 +106,7 @@ REFUSED = {
         --out loose => `--out` must be a folder that can be written, but loose: No such file or directory.
         --out /proc/records => `--out` must be a folder that can be written
         --no-gradients --try 'forward=TopK(0.1) backward=TopK(0.1)' => needs gradients
+        --no-gradients num_replicas=2 --try replica_gradient=PowerSGD(2) => PowerSGD(2) needs gradients: leave out `replica_gradient`
         --no-gradients --network 1mbps => without a backward, `--no-gradients` cannot price steps
         --device T5 --network 1mbps => T5
         --engine rey => `engine` must be one of ray, inline, but got 'rey'.
@@ -110,6 +125,10 @@ REFUSED = {
         --devices 4xA10O => unknown GPU 'A10O'. Did you mean `A10G`?
         --devices 1xA100 => 1xA100 is one host, which sends nothing to others: give two or more, such as 2x1xA100.
         --stages 3 => `--stages` must divide the 4 hosts
+        --stages 2 --replicas 0 => `--replicas` must divide the 4 hosts of 4xA100, but got 0.
+        --batch 0 => `--batch` must be an integer of at least 1, but got 0.
+        --microbatch 0 => `--microbatch` must be an integer of at least 1, but got 0.
+        --try 'forward=TopK(0.1) forward=TopK(0.2)' => `--try` must name a key once
         --stages 2 --replicas 4 => must be the 4 hosts of 4xA100, but got 2 x 4
         --sharding FSDP(3) => `shards` of FSDP(3) must divide the number of replicas (4)
         --sharding ZeRO(3) => `--sharding`: Unknown sharding
