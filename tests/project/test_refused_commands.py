@@ -72,7 +72,6 @@ REFUSED = {
         digits-cnn --cluster run.toml --json - => `--json` has no effect with `--cluster`
         digits-cnn num_stages=99 => `num_stages` must be at most the number of layers (7), but got 99.
         digits-cnn num_stages=1 => A run of one stage and one replica sends nothing to compress
-        digits-cnn --network fast => `--network`: A network is a preset
         digits-cnn --budget soon => `budget` must be a time such as 90min
         digits-cnn --data nowhere.txt => `--data` must be a text file, but got 'nowhere.txt'
         digits-cnn --device T5 => `device`
@@ -82,13 +81,16 @@ REFUSED = {
         digits-cnn --try TopK(0.1) => `--try` must look like 'forward=TopK(0.1)
         digits-cnn --try replica_gradient=PowerSGD(2) => needs replicas, but the run has one
         digits-cnn --try tied_gradient=PowerSGD(2) => needs parameters that are tied between stages
-        digits-cnn --resume --out none => Nothing to resume
-        digits-cnn --out full => is not empty
         digits-cnn --files . => `--files` sends a folder to a cluster: add --cluster FILE.
-        digits-cnn --cluster none.yaml --out /shared => `--cluster` must be the file
     """,
     "decide --network 1mbps digits-cnn": """
         --resume => `--resume` needs `--out`
+        --resume --out none => Nothing to resume
+        --out full => is not empty
+        --cluster none.yaml --out /shared => `--cluster` must be the file
+    """,
+    "decide digits-cnn --out out": """
+        --network fast => `--network`: A network is a preset
     """,
     "screen run.toml": """
         --batches 3 => `--batches` must be from 1 to 2
@@ -120,10 +122,13 @@ REFUSED = {
     "advise --layers 126 --width 16384 --length 8192 --vocabulary 128256 --devices 8xA100": """
         => but 8xA100 has 640 GB:
     """,
-    "advise --layers 8 --width 256 --length 512 --vocabulary 1000 --devices 4xA100": """
+    "advise --layers 8 --width 256 --length 512 --vocabulary 1000": """
         --devices 4A100 => `--devices` must look like 8xA100
         --devices 4xA10O => unknown GPU 'A10O'. Did you mean `A10G`?
         --devices 1xA100 => 1xA100 is one host, which sends nothing to others: give two or more, such as 2x1xA100.
+        --devices 128xA100 --network worldwide => worldwide has 64 hosts, but the job has 128
+    """,
+    "advise --layers 8 --width 256 --length 512 --vocabulary 1000 --devices 4xA100": """
         --stages 3 => `--stages` must divide the 4 hosts
         --stages 2 --replicas 0 => `--replicas` must divide the 4 hosts of 4xA100, but got 0.
         --batch 0 => `--batch` must be an integer of at least 1, but got 0.
@@ -134,7 +139,6 @@ REFUSED = {
         --sharding ZeRO(3) => `--sharding`: Unknown sharding
         --sharding FSDP(4) --try replica_gradient=DiLoCo(10) => DiLoCo(10) does not fit 4 replicas, FSDP(4): it needs groups
         --batch 3 --replicas 2 => `--batch` must be a multiple of 2
-        --devices 128xA100 --network worldwide => worldwide has 64 hosts, but the job has 128
         --efficiency 2 => `--efficiency` must be in (0, 1]
         --schedule 2F1B => schedule
         --schedule Interleaved1F1B(2) --batch 6 => multiple of the number of workers (4) for Interleaved1F1B(2), but got 6.
@@ -162,11 +166,13 @@ REFUSED = {
         quickstart --out /srv/x --cluster none.yaml => but none.yaml is not a file.
         quickstart --out /srv/x --address head:6379 => must be the URL of the cluster's dashboard
     """,
+    "submit --address http://127.0.0.1:1": """
+        quickstart --out results => that every node sees, but got 'results'.
+        quickstart --out s3://b/x --fetch . => . is not empty.
+    """,
     "submit --address http://127.0.0.1:1 --out /srv/x": """
         quickstart => does not answer: Connection refused.
-        quickstart --out results => that every node sees, but got 'results'.
         quickstart --fetch new => needs `--cluster FILE`
-        quickstart --out s3://b/x --fetch . => . is not empty.
         quickstar => Unknown study 'quickstar'. Did you mean `quickstart`?
         small.toml --files other => lies elsewhere.
     """,
