@@ -93,6 +93,7 @@ def show_timed(timed: TimedStep, figures: Mapping[str, Any], networks: Sequence[
     for row in rows:
         rate = f", {three_digits(timed.samples / row['step_s'])} samples a second" if timed.samples else ""
         write_line(out, f"A step takes {format_seconds(row['step_s'])} on {row['network']}{rate}.")
+    microbatches = f"{timed.num_microbatches} microbatch{'' if timed.num_microbatches == 1 else 'es'}"
     replicas = f", {timed.num_replicas} replicas" if timed.num_replicas > 1 else ""
     if replicas and timed.sharded is None and not (timed.profile.gradient_bytes.any() or len(timed.profile.transfers)):
         replicas += " that average nothing, without `gradient_bytes`"
@@ -102,7 +103,7 @@ def show_timed(timed: TimedStep, figures: Mapping[str, Any], networks: Sequence[
         )
     write_line(
         out,
-        f"{timed.schedule!r}, {plural(timed.profile.num_stages, 'stage')}, {timed.num_microbatches} microbatches{replicas}; "
+        f"{timed.schedule!r}, {plural(timed.profile.num_stages, 'stage')}, {microbatches}{replicas}; "
         f"{timed.profile.source or 'timings by hand'}.",
     )
     if timed.sharded is not None:

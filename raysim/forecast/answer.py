@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from raysim.config.identity import IDENTITY
-from raysim.forecast.advise import Advice
+from raysim.forecast.advise import Advice, Row
 from raysim.forecast.bandwidth import LEVELS, Needed, free_s
 from raysim.forecast.fleet import Proposal
 from raysim.forecast.job import STATE_BYTES
@@ -109,10 +109,13 @@ def _fastest(advice: Advice) -> list[str]:
     if best is advice.dense:
         return [f"No setting that is tried here, and fits, is faster{on}."]
     gain = best.networks[0].samples_per_s / advice.dense.networks[0].samples_per_s
-    known = f" ({best.known})"
-    return [
-        f"Fastest that fits{on}: {best.way.layout}, {best.way}{known}, with {three_digits(gain)} times as many samples a second."
-    ]
+    return [f"Fastest that fits{on}: {_way(best)}, with {three_digits(gain)} times as many samples a second."]
+
+
+def _way(row: Row) -> str:
+    """Return layout and setting, with the verdict on it; dense has none."""
+    known = str(row.known)
+    return f"{row.way.layout}, {row.way}{known and f' ({known})'}"
 
 
 def _where(advice: Advice) -> str:
@@ -133,8 +136,8 @@ def _cheapest(advice: Advice) -> list[str]:
             f"No setting that is tried here, and fits, is cheaper{on}: 1,000 steps cost {costs.money_text(1000 * own.money)}."
         ]
     return [
-        f"Cheapest that fits{on}: {best.way.layout}, {best.way} ({best.known}), {costs.money_text(1000 * other.money)} for 1,000 "
-        f"steps instead of {costs.money_text(1000 * own.money)}."
+        f"Cheapest that fits{on}: {_way(best)}, {costs.money_text(1000 * other.money)} for 1,000 steps instead of "
+        f"{costs.money_text(1000 * own.money)}."
     ]
 
 

@@ -29,7 +29,8 @@ fi
 
 study=$1 folder=$2
 shift 2
-raysim sweep "$study" --out "$folder" --address "$address" --wait 300 "$@" & # `--wait`: the other nodes join in the meantime
+case " $*" in *" --wait"*) ;; *) set -- --wait 300 "$@" ;; esac # the other nodes join in the meantime
+raysim sweep "$study" --out "$folder" --address "$address" "$@" &
 sweep=$!
 trap 'kill -TERM $sweep' TERM
 wait $sweep || wait $sweep # again, if it was told to stop

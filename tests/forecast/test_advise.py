@@ -408,6 +408,8 @@ def test_advice_names_bandwidths_and_fastest_fitting_option() -> None:
     assert answer(advise(job(), []))[0].startswith("This job needs ")
     several = answer(advise(job(), [parse_network("100mbps"), parse_network("10gbps")]))
     assert second.replace("fits:", "fits on 100mbps:") in several
+    (overlapped,) = [line for line in answer(advise(job(), [parse_network("free")])) if line.startswith("Fastest")]
+    assert "dense, overlapped, with" in overlapped
 
 
 def test_more_microbatches_in_flight_hide_latency_for_memory() -> None:

@@ -238,6 +238,20 @@ def test_forwards_alone_have_the_measures_of_whole_passes():
     assert not alone.measure(forward).directions
 
 
+def test_forwards_alone_are_priced_with_dense_gradients():
+    """Gradients that were not sent have no measured bytes."""
+    done = screen(
+        config(),
+        [parse_network("1mbps")],
+        tried=[Setting(TENSOR.forward)],
+        only_tried=True,
+        gradients=False,
+        device="T4",
+    )
+    (price,) = done.settings[1].prices.values()
+    assert price.speedup > 1
+
+
 def test_changed_predictions_are_counted_where_targets_count():
     dense = np.array([[0, 1], [2, 3], [4, 5]])
     counted = np.array([[True, True], [True, False], [True, True]])
