@@ -285,7 +285,7 @@ def _report_target(folder: str, out: Path | None, form: str) -> Path:
     from raysim.storage.places import in_bucket, local_path
 
     parent = Path() if in_bucket(folder) else local_path(folder)
-    target = out or parent / ("report.html" if form == "html" else "report")
+    target = local_path(out) if out else parent / ("report.html" if form == "html" else "report")
     if out is None and target.is_symlink():
         fail(f"{target} is a link, which the report would follow: give `--out`.", 2)
     if form == "html":

@@ -93,8 +93,10 @@ def screen(
         from raysim.pipeline.errors import WorkerLostError
         from raysim.screening import screen as measure
         from raysim.screening.outputs import check_folder
+        from raysim.storage.places import local_path
 
         if out is not None:
+            out = local_path(out)
             check_folder(out)
         try:
             done = measure(

@@ -15,7 +15,7 @@ from urllib.parse import unquote, urlsplit
 from pyarrow import fs
 
 from raysim.notation import InputError
-from raysim.storage.files import read_bytes
+from raysim.storage.files import expanded, read_bytes
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,13 +51,13 @@ def in_bucket(where: str | Path) -> bool:
 
 
 def local_path(where: str | Path) -> Path:
-    """Return the local path of a text or a `file://` URI.
+    """Return the local path of a text or a `file://` URI, with its leading `~` expanded.
 
     >>> local_path("file:///tmp/my%20runs").as_posix()
     '/tmp/my runs'
     """
     text = str(where)
-    return Path(unquote(urlsplit(text).path)) if text.startswith("file://") else Path(where)
+    return Path(unquote(urlsplit(text).path)) if text.startswith("file://") else expanded(where) or Path(where)
 
 
 def check_answers(uri: str) -> None:
