@@ -40,7 +40,8 @@ def main(
     evals = results.evals.merge(
         results.runs[["run", "forward", "wire_bytes", "steps"]], on="run", suffixes=("", "_run")
     )
-    evals = evals[evals["mode"] == "on"].assign(sent_mb=lambda x: x["wire_bytes"] * x["step"] / x["steps"] / 1e6)
+    evals = evals[evals["mode"] == "on"].dropna(subset="wire_bytes")  # of runs that ended
+    evals = evals.assign(sent_mb=lambda x: x["wire_bytes"] * x["step"] / x["steps"] / 1e6)
     curves = evals.groupby(["forward", "step"]).agg(
         sent_mb=("sent_mb", "mean"), accuracy=("accuracy", "mean"), deviation=("accuracy", "std")
     )

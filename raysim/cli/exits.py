@@ -98,7 +98,8 @@ class Command(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read the arguments; without this, the last of several values would be taken and the others ignored."""
-        _, _, given = self.make_parser(ctx).parse_args(args=[*args])
+        parsed: Any = self.make_parser(ctx).parse_args(args=[*args])
+        given = parsed[2]  # a parameter each time that it is given
         for each in given:
             pair = bool(each.secondary_opts)  # as in --screen/--no-screen
             if given.count(each) > 1 and not each.multiple and (pair or not each.is_flag) and not ctx.resilient_parsing:
