@@ -72,7 +72,8 @@ def carry(
     trained with several. `trained`: the model in question starts from trained weights. `verdict` is as in `settings`, for one
     setting, by these bounds. It is missing with a `refusal`, which names the run that would allow it: harm is extrapolated at
     most to `reach` parameters: the largest size times the factor over which held-out predictions from smaller sizes hold.
-    Raises AnalysisError if there are fewer than three sizes, if sizes differ in more, or if a setting lacks one.
+    Raises AnalysisError if there are fewer than three sizes, if sizes differ in more, or if a setting lacks one or was trained
+    there in two ways.
     """
     asked = Asked(at, tokens, stages, trained)
     asked.check()

@@ -65,7 +65,7 @@ def settings(
         )
     several = [networks] if isinstance(networks, (Network, str)) else networks
     parsed = [parse_network(network) if isinstance(network, str) else network for network in several]
-    partners = dense_partners(results) if parsed else {}
+    partners = dense_partners(results, without=results.unpriced(compute)) if parsed else {}
     columns = results.runs.set_index("run")
     rows = []
     for context in contexts(results, quality=quality, margin=within):

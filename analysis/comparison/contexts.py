@@ -88,11 +88,17 @@ class ComparedRuns:
     def harm_sample(
         self, setting: Setting, harms: Mapping[int, float], alpha: float, end: ComparedRuns | None = None
     ) -> PairedSample:
-        """Return the harms by seed behind a verdict; there is none if dense may have learned nothing, or is not above 0.
+        """Return the harms by seed behind a verdict; there is none if one is no number, or dense may have learned nothing.
 
         `end`: the context of the dense runs in question, if it differs.
         """
         chosen = self.sample(harms, setting, Setting())
+        if nameless := sum(
+            map(math.isnan, harms.values())
+        ):  # the others are no fair sample: a broken model may have no number
+            chosen = chosen._replace(
+                lacking=f"{nameless} of {len(harms)} seeds have no number as their {self.quality.name}"
+            )
         if (end or self).undefined:  # of no seed, since those of the best dense runs are missing
             return chosen._replace(values=(), seeds=(), lacking=(end or self).undefined)
         if len(chosen.seeds) < MIN_SEEDS or (end or self).learned(Setting(), chosen.seeds, alpha=alpha):
@@ -194,7 +200,7 @@ def contexts(results: Results, *, quality: str = "auto", margin: float | None = 
 
 
 def _rows(results: Results, runs: pd.DataFrame, measure: Measure, predictions: Mapping[str, int]) -> pd.DataFrame:
-    numbered, unnumbered = list[dict[str, Any]](), list[dict[str, Any]]()
+    numbered, unnumbered, unevaluated = (list[dict[str, Any]]() for _ in range(3))
     name = measure.name
     for run in runs["run"]:
         row = results.rows[run]
@@ -206,10 +212,13 @@ def _rows(results: Results, runs: pd.DataFrame, measure: Measure, predictions: M
             values = dict.fromkeys(values, untrained)
         if all(math.isnan(value) for value in values.values()):
             results.complain(f"The run {run} has no final evaluation, and is not compared.")
-            continue
-        if lacks := math.isnan(values[f"{name}_on"]):
+            kept = unevaluated
+        elif math.isnan(values[f"{name}_on"]):
             results.complain(f"The run {run} has no number as its final {name} with compression on, and is not judged.")
-        (unnumbered if lacks else numbered).append(
+            kept = unnumbered
+        else:
+            kept = numbered
+        kept.append(
             {
                 "run": run,
                 "setting": Setting.of(row),
@@ -223,7 +232,8 @@ def _rows(results: Results, runs: pd.DataFrame, measure: Measure, predictions: M
                 "diverged": row["status"] == "diverged",
             }
         )
-    return pd.DataFrame(numbered + unnumbered)
+    known = numbered + unnumbered
+    return pd.DataFrame(known + unevaluated if known else [])
 
 
 def _begun(results: Results, runs: pd.DataFrame, *, confirm: bool) -> frozenset[Setting]:

@@ -89,7 +89,7 @@ class SizeFamily:
 def size_families(results: Results, *, quality: str = "auto", within: float | None = None) -> list[SizeFamily]:
     """Return the families of at least three sizes, and the harms of their settings.
 
-    Raises AnalysisError if there is none, or if a setting has no harm at one of a family's sizes.
+    Raises AnalysisError if there is none, or if a setting has no harm, or two, at one of a family's sizes.
     """
     judged = settings(results, within, quality=quality)
     judged = judged[judged["seeds"] > 0]
@@ -107,7 +107,13 @@ def size_families(results: Results, *, quality: str = "auto", within: float | No
         family = families.setdefault(key, SizeFamily("", trained))
         jobs[key] = facts
         size = _size(runs, tokens.get(facts["job"], 1.0))
-        family.rows.setdefault(str(row["setting"]), {})[size] = row
+        by_size = family.rows.setdefault(str(row["setting"]), {})
+        if size in by_size:
+            raise AnalysisError(
+                f"{row['setting']} has two harms at {format_parameters(size.parameters)} parameters, tokens and stages being equal "
+                f"({by_size[size]['context']}; {row['context']}): load the runs of one of them."
+            )
+        by_size[size] = row
     labels = _labels(jobs, keys)
     enough = [
         SizeFamily(labels[key], family.trained, family.rows)

@@ -138,7 +138,10 @@ def network_and_transport(objective: str) -> tuple[str, str]:
     return (network, transport) if transport in TRANSPORTS else (where, USUAL_TRANSPORT)
 
 
-MAXIMIZED = ("compression_factor", "factor", "speedup", "fidelity", "gain", "utilisation", "throughput")
+MAXIMIZED = (
+    *("compression_factor", "factor", "speedup", "fidelity", "gain", "utilisation", "throughput"),
+    *("break_even", "chance"),  # the bandwidth below which a setting is faster, and the chance that it is safe
+)
 
 
 def natural_direction(name: str, measures: Mapping[str, Measure] | None = None) -> str:

@@ -215,7 +215,7 @@ def quality_blocks(job: JobRuns, material: Material) -> list[Block]:
             if len(set(strengths.values())) > 1:
                 panels.append(_quality_panel(job, kind, direction, strengths))
     caption = (
-        "Lines join settings with one kind of codec whose other direction is dense: their loss is due to this direction alone. "
+        "Lines join settings with one kind of codec that differ from dense in this direction alone. "
         "Points are means over seeds with bars of one standard deviation; the dashed line is dense."
     )
     title = f"{job.title}: {measure_text(job.measure)} by density and bits"
@@ -224,12 +224,16 @@ def quality_blocks(job: JobRuns, material: Material) -> list[Block]:
 
 def _quality_panel(job: JobRuns, kind: str, direction: str, strengths: Mapping[SettingRuns, float]) -> Panel:
     other = "backward" if direction == "forward" else "forward"
-    alone = [setting for setting in strengths if getattr(setting, other) == IDENTITY]
+    alone = [
+        setting
+        for setting in strengths
+        if getattr(setting, other) == IDENTITY and setting.name == f"{setting.forward} / {setting.backward}"
+    ]
     mixed = [setting for setting in strengths if setting not in alone]
     traces = []
     for i, mode in reversed([*enumerate(MODES)]):  # `on` is drawn on top
         look = Style(COLOURS[i], SYMBOLS[i], "solid" if mode == "on" else "dash")
-        for text, chosen in (("both directions compressed", mixed), ("other direction dense", alone)):
+        for text, chosen in (("other changes too", mixed), ("this direction alone", alone)):
             if not chosen:
                 continue
             ordered = sorted(chosen, key=lambda setting: strengths[setting])

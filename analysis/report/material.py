@@ -251,8 +251,8 @@ class Material:
 
     @cached_property
     def partners(self) -> dict[str, str]:
-        """The dense run to compare each finished run with."""
-        return dense_partners(self.finished)
+        """The dense run to compare each finished run with, of those that can be priced."""
+        return dense_partners(self.finished, without=self.results.unpriced(self.options["compute"]))
 
     def replay(self, run: str, **options: Any) -> Replay:
         """Return a run ready to be priced; `options`: arguments of `Results.replay` in place of the report's."""

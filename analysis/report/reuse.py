@@ -41,7 +41,7 @@ def adoption(job: JobRuns, network: str) -> Adoption:
     if not job.priced:
         return Adoption("No step here can be priced, so no setting is recommended.", "")
     if recommended is None:
-        return Adoption("There is no dense run to compare with, so no setting is recommended.", "")
+        return Adoption("There is no dense step to compare with, so no setting is recommended.", "")
     return Adoption(f"On {network}, stay dense: no change to your training code.", "")
 
 

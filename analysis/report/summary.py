@@ -186,7 +186,7 @@ def _row(job: JobRuns, network: str) -> dict[str, Any]:
     recommended = job.recommended(network)
     chosen = recommended or job.fastest(network)
     if recommended is None:
-        evidence = "no dense run"
+        evidence = "no dense step"
     elif chosen.dense:
         evidence = _short_why(job, network)
     else:

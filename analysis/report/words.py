@@ -217,10 +217,13 @@ def answer_for(job: JobRuns, network: str) -> Answer:
     chosen = job.recommended(network)
     if chosen is None or job.dense is None:
         best = job.fastest(network)
+        lacking = "there is no dense run" if job.dense is None else "no dense run has profiled actions"
+        profiled = "" if job.dense is None else " profile_every_steps=10"
         return Answer(
             "No dense baseline",
-            f"{on}, the fastest setting is `{best.name}`, but there is no dense run to compare it with.",
-            f"It takes {_facts(job, best, network)} Train the same job with `forward=Identity backward=Identity`, once for each seed.",
+            f"{on}, the fastest setting is `{best.name}`, but {lacking} to compare it with.",
+            f"It takes {_facts(job, best, network)} Train the same job with `forward=Identity backward=Identity{profiled}`, once for "
+            "each seed.",
         )
     facts = f"It takes {_facts(job, chosen, network)}"
     if len(job.settings) == 1:

@@ -14,6 +14,7 @@ from raysim.analysis.data import AnalysisError
 from raysim.analysis.data.folders import Contents, find_runs
 from raysim.analysis.data.reading import file_problems, read_files, stack, unreadable
 from raysim.analysis.runs.results import Results, RunPool
+from raysim.config.keys import run_keys
 from raysim.notation import printable
 from raysim.records import FINISHED, SCHEMA_VERSION, present_status
 from raysim.records.bounds import NEEDED, check_row, identified, printable_rows
@@ -71,6 +72,10 @@ def _read_runs(contents: Contents, problems: list[str]) -> tuple[pd.DataFrame, d
                 good[name] = identified(printable_rows(table))
     keys = list(dict.fromkeys(key for table in good.values() for key in _configuration(table.column_names)))
     frame = stack(list(good.values()), "run", list(good))
+    trained = ~frame["probe"].fillna(False).astype(bool) if "probe" in frame else pd.Series(True, frame.index)
+    for key in run_keys():
+        if key.name in keys and key.default is not None:  # a run older than the key did as by its default
+            frame.loc[trained & frame[key.name].isna(), key.name] = key.default
     for column in (*NEEDED, "job", "setting", "wire_bytes", "dense_bytes"):
         if column not in frame:
             text = column in ("status", "job", "setting")
@@ -126,5 +131,5 @@ def _other_schemas(runs: pd.DataFrame) -> list[str]:
     versions = ", ".join(str(version) for version in sorted(other.dropna().unique()))
     return [
         f"{len(other)} of {len(runs)} runs have records of version {versions}, where this raysim writes {SCHEMA_VERSION}: "
-        "unknown columns are left out, and missing columns are empty."
+        "unknown columns are left out, and missing columns are empty, or have the default of their key."
     ]

@@ -127,6 +127,10 @@ class Results:
         self.path(run)
         return self._pool.replay(run, compute, profile, transport)
 
+    def unpriced(self, compute: str = "auto") -> frozenset[str]:
+        """Return the finished runs, of all loaded ones, that cannot be priced."""
+        return self._pool.unpriced(compute)
+
     @cached_property
     def steps(self) -> pd.DataFrame:
         """One row for each run and step: loss, learning rate, seconds, wire and dense bytes."""
@@ -146,6 +150,11 @@ class Results:
     def actions(self) -> pd.DataFrame:
         """One row for each action of the profiled steps: its start and end, and the seconds of codec and compute in it."""
         return self.table("actions")
+
+    @cached_property
+    def collectives(self) -> pd.DataFrame:
+        """One row for each transfer between replicas, or between owners of a tied parameter, of the profiled steps."""
+        return self.table("collectives")
 
     @cached_property
     def decisions(self) -> pd.DataFrame:
@@ -311,6 +320,10 @@ class RunPool:
         if key not in self._replays:
             self._replays[key] = Replay(recordings[run], costs=self._costs[basis], transport=transport)
         return self._replays[key]
+
+    def unpriced(self, compute: str) -> frozenset[str]:
+        """Return the runs that cannot be priced."""
+        return frozenset(self._folders) - self._read(compute).keys()
 
     def _read(self, compute: str) -> Mapping[str, Recording]:
         from raysim.analysis.data.recording import Recording

@@ -171,6 +171,19 @@ def bad_folders(tmp_path):
     )
 
 
+def test_a_size_trained_in_two_ways_is_refused(tmp_path):
+    for name, rate in (("fast", 0.1), ("slow", 0.01)):
+        write_family(
+            tmp_path,
+            [({"forward": "TopK(0.1)"}, lambda _, harm=50 * rate: harm)],
+            SIZES[:3],
+            name=name,
+            change=lambda _, rate=rate: {"optimizer": {"learning_rate": rate}},
+        )
+    with pytest.raises(AnalysisError, match=r"two harms at 0.1 M .*learning_rate=0.01; .*learning_rate=0.1\): load"):
+        carry(load(tmp_path), 2e6)
+
+
 def report(*words):
     """Run `raysim report`, and return its exit code and what it printed in one line."""
     result = CliRunner().invoke(app, ["report", *map(str, words)])

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from records_made import write_run, write_study
+from report_runs import change_row
 
 from raysim import analysis, train
 from raysim.analysis import (
@@ -25,6 +26,7 @@ from raysim.analysis.comparison.choice import is_promising
 from raysim.analysis.comparison.contexts import AT_CHANCE, contexts
 from raysim.analysis.comparison.race import Evidence, Race
 from raysim.analysis.comparison.rule import judge, sample
+from raysim.analysis.report.frontier import quality_blocks
 from raysim.analysis.report.gather import gather
 from raysim.config import make_config
 from raysim.config.identity import Setting
@@ -85,6 +87,7 @@ def test_invalid_frontier_is_refused(arguments, sentence):
 
 
 def test_objective_directions_follow_names():
+    assert natural_direction("break_even_bps") == natural_direction("chance") == "maximize"
     assert natural_direction("final_accuracy_off") == natural_direction("compression_factor") == "maximize"
     assert natural_direction("time_to_target_s@worldwide") == natural_direction("objective.wire_bytes") == "minimize"
 
@@ -195,6 +198,13 @@ def test_a_result_that_is_no_number_is_named(tmp_path):
     )
 
 
+def test_nothing_is_safe_by_the_seeds_alone_that_have_a_number(tmp_path):
+    make_runs(tmp_path, {"Identity": [0.9, 0.901, 0.902] * 2, "TopK(0.1)": [0.9, 0.901, 0.902, *[math.nan] * 2]})
+    (row,) = analysis.settings(load(tmp_path)).to_dict("records")
+    assert row["harm_high"] < row["within"]
+    assert (row["verdict"], row["lacking"]) == ("undecided", "2 of 5 seeds have no number as their accuracy")
+
+
 def test_a_seed_trained_again_for_want_of_a_number_counts(tmp_path):
     """Of several runs with a number, the first counts."""
     missing = {"accuracy_on": math.nan, "accuracy_off": 0.9}
@@ -245,6 +255,16 @@ def test_only_runs_alike_in_all_else_are_set_against_each_other(tmp_path):
     assert [context.label for context in contexts(results)] == ["cnn on digits, steps=4", "cnn on digits, steps=5"]
 
 
+def test_runs_older_than_a_key_are_compared_as_by_its_default(tmp_path):
+    make_runs(tmp_path / "old", {"Identity": [0.5] * 3})
+    make_runs(tmp_path / "new", {"TopK(0.5)": [0.5] * 3})
+    for folder in (tmp_path / "old").iterdir():
+        change_row(folder, drop=("transport", "tf32", "optimizer.decay_every"))
+    results = load(tmp_path)
+    assert analysis.settings(results)["seeds"].tolist() == [3]
+    assert set(results.runs["transport"]) == {"ray"}
+
+
 def test_jobs_are_told_apart_by_keys_as_one_types_them(tmp_path):
     for place, cuts in enumerate((["block1"], ["block1", "block3"])):
         make_runs(tmp_path / str(place), {"Identity": [0.5] * 2}, cuts=cuts, num_stages=None)
@@ -260,6 +280,16 @@ def test_equal_boundaries_form_one_setting(tmp_path):
     (context,) = contexts(results)
     assert set(context.settings) == {Setting("TopK(0.5)"), Setting('["TopK(0.5)", "Identity"]')}
     assert results.problems == ["The run none has no final evaluation, and is not compared."]
+
+
+def test_lines_by_density_join_what_differs_from_dense_in_one_direction_alone(tmp_path):
+    make_runs(tmp_path / "alone", {"Identity": [0.9], "TopK(0.1)": [0.8], "TopK(0.3)": [0.85]}, num_replicas=2)
+    make_runs(tmp_path / "more", {"TopK(0.2)": [0.3]}, num_replicas=2, replica_gradient="PowerSGD(1)")
+    material = gather(load(tmp_path), [parse_network("free")])
+    (chart,) = quality_blocks(material.jobs[0], material)
+    densities = {trace["name"]: trace["x"] for trace in chart.panels[0].traces}
+    assert densities["compression on, this direction alone"] == [0.1, 0.3]
+    assert densities["compression on, other changes too"] == [0.2]
 
 
 def test_nothing_finished_gives_empty_tables(tmp_path):

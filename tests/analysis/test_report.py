@@ -12,6 +12,7 @@ from html.parser import HTMLParser
 
 import pandas as pd
 import plotly.graph_objects as go
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -19,7 +20,7 @@ from records_made import write_run, write_study
 from report_runs import SEEDS, SPITE, change_row, copy_run, make_study, write_decisions
 from typer.testing import CliRunner
 
-from raysim import train
+from raysim import analysis, train
 from raysim.analysis import AnalysisError, Estimate, beside, load
 from raysim.analysis.report import compose
 from raysim.analysis.report.material import NETWORKS as MATERIAL_NETWORKS
@@ -35,7 +36,7 @@ from raysim.network.presets import parse_network
 from raysim.network.prices import PAYS, WireSeconds
 from raysim.nn import CompressedLink
 from raysim.quality import MEASURES
-from raysim.records import Run
+from raysim.records import Run, write_table
 from raysim.sweeps.budget import duration
 from raysim.units import apart, decimals, format_bytes, three_digits
 
@@ -519,6 +520,20 @@ def test_the_setting_to_take_home_is_python_that_raysim_reads(learned_page):
     for call in links:
         named = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
         assert CompressedLink(*map(ast.literal_eval, call.args), **named).num_microbatches == named["num_microbatches"]
+
+
+@pytest.mark.parametrize("count", [1, len(SEEDS)])
+def test_dense_runs_without_a_price_do_not_take_that_of_others(runs, tmp_path, count):
+    for run in runs.iterdir():
+        shutil.copytree(run, tmp_path / run.name)
+    for seed in SEEDS[:count]:
+        actions = tmp_path / f"dense-s{seed}" / "actions.parquet"
+        write_table(pq.read_table(actions).slice(0, 0), actions)
+    page = compose(tmp_path, ["10mbps"])
+    (lead,) = (text.text["10mbps"] for text in page.blocks(Text) if text.kind == "lead")
+    assert ("no dense run has profiled actions" in lead) is (count == len(SEEDS))
+    priced = analysis.settings(load(tmp_path), networks="10mbps")["priced"]
+    assert set(priced) == ({0} if count == len(SEEDS) else {len(SEEDS)})
 
 
 def test_warnings_of_runs_are_among_the_limits_of_the_figures(runs, tmp_path):

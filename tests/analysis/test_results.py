@@ -64,7 +64,7 @@ def test_every_run_is_there_once_with_its_study_and_its_trial(made):
 def test_table_joins_recorded_rows_of_runs(made):
     results = load(made)
     for name in SCHEMAS:
-        table = results.table(name)
+        table = getattr(results, name)
         for run in ("real/s0", "study/trials/1-s0"):
             mine = table[table["run"] == run].drop(columns="run").reset_index(drop=True)
             alone = getattr(Run(results.path(run)), name)
@@ -267,7 +267,7 @@ def test_schemas_of_several_versions_go_together(tmp_path):
     results = load(tmp_path)
     assert results.problems == [
         "1 of 2 runs have records of version 0, where this raysim writes 2: unknown columns are left out, "
-        "and missing columns are empty."
+        "and missing columns are empty, or have the default of their key."
     ]
     assert results.runs["mood"].tolist()[0] == "good"
     assert results.runs["mood"].isna().tolist() == [False, True]
