@@ -200,7 +200,7 @@ def contexts(results: Results, *, quality: str = "auto", margin: float | None = 
 
 
 def _rows(results: Results, runs: pd.DataFrame, measure: Measure, predictions: Mapping[str, int]) -> pd.DataFrame:
-    numbered, unnumbered, unevaluated = (list[dict[str, Any]]() for _ in range(3))
+    numbered, unnumbered = list[dict[str, Any]](), list[dict[str, Any]]()
     name = measure.name
     for run in runs["run"]:
         row = results.rows[run]
@@ -210,15 +210,13 @@ def _rows(results: Results, runs: pd.DataFrame, measure: Measure, predictions: M
             untrained, reason = _untrained(results, run, measure, chance)
             results.complain(f"The run {run} diverged, and counts as untrained: {reason}.")
             values = dict.fromkeys(values, untrained)
-        if all(math.isnan(value) for value in values.values()):
+        evaluated = run in predictions or row["status"] == "diverged"
+        if not evaluated and all(math.isnan(value) for value in values.values()):
             results.complain(f"The run {run} has no final evaluation, and is not compared.")
-            kept = unevaluated
-        elif math.isnan(values[f"{name}_on"]):
+            continue
+        if lacks := math.isnan(values[f"{name}_on"]):
             results.complain(f"The run {run} has no number as its final {name} with compression on, and is not judged.")
-            kept = unnumbered
-        else:
-            kept = numbered
-        kept.append(
+        (unnumbered if lacks else numbered).append(
             {
                 "run": run,
                 "setting": Setting.of(row),
@@ -232,8 +230,7 @@ def _rows(results: Results, runs: pd.DataFrame, measure: Measure, predictions: M
                 "diverged": row["status"] == "diverged",
             }
         )
-    known = numbered + unnumbered
-    return pd.DataFrame(known + unevaluated if known else [])
+    return pd.DataFrame(numbered + unnumbered)
 
 
 def _begun(results: Results, runs: pd.DataFrame, *, confirm: bool) -> frozenset[Setting]:
