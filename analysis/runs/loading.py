@@ -73,9 +73,10 @@ def _read_runs(contents: Contents, problems: list[str]) -> tuple[pd.DataFrame, d
     keys = list(dict.fromkeys(key for table in good.values() for key in _configuration(table.column_names)))
     frame = stack(list(good.values()), "run", list(good))
     trained = ~frame["probe"].fillna(False).astype(bool) if "probe" in frame else pd.Series(True, frame.index)
-    for key in run_keys():
-        if key.name in keys and key.default is not None:  # a run older than the key did as by its default
-            frame.loc[trained & frame[key.name].isna(), key.name] = key.default
+    defaults: dict[str, Any] = {key.name: key.default for key in run_keys() if key.name in keys}
+    for name, default in defaults.items():
+        if default is not None:  # a run older than the key did as by its default
+            frame.loc[trained & frame[name].isna(), name] = default
     for column in (*NEEDED, "job", "setting", "wire_bytes", "dense_bytes"):
         if column not in frame:
             text = column in ("status", "job", "setting")
