@@ -68,16 +68,8 @@ def train_commands(
     for setting, seeds in sorted(wanted.items(), key=lambda item: str(item[0])):
         if not seeds:
             continue
-        own = {
-            key: f"{key}={str(value).lower() if value is True else value}" for key, value in setting.changes().items()
-        }
-        words = [
-            "raysim",
-            "train",
-            base,
-            *(text for text in changes if text.partition("=")[0] not in own),
-            *own.values(),
-        ]
+        words = ["raysim", "train", base, *changes]
+        words += [f"{key}={str(value).lower() if value is True else value}" for key, value in setting.changes().items()]
         root = results.folders[0]
         folder = _folder(root if isinstance(root, Path) else Path("results"), setting, context, seeds)
         each = sorted(seeds)

@@ -13,7 +13,7 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 from typer.main import get_command
 
 from raysim.notation import InputError, cut_middle, printable
@@ -93,24 +93,10 @@ class Commands(TyperGroup):
             fail(os_sentence(error), 2 if error.errno == errno.ENAMETOOLONG else 1)
 
 
-class Command(TyperCommand):
-    """A command that refuses an option given twice, unless it may be repeated."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read the arguments; without this, the last of several values would be taken and the others ignored."""
-        parsed: Any = self.make_parser(ctx).parse_args(args=[*args])
-        given = parsed[2]  # a parameter each time that it is given
-        for each in given:
-            pair = bool(each.secondary_opts)  # as in --screen/--no-screen
-            if given.count(each) > 1 and not each.multiple and (pair or not each.is_flag) and not ctx.resilient_parsing:
-                fail(f"`{each.opts[0]}` must be given once, but is given {given.count(each)} times.", 2)
-        return super().parse_args(ctx, args)
-
-
 @cache
 def _command(function: Callable[..., None]) -> Any:
     alone = typer.Typer(add_completion=False)
-    alone.command(cls=Command)(function)
+    alone.command()(function)
     return get_command(alone)
 
 

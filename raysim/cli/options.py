@@ -58,15 +58,6 @@ def check_transport(parameter: typer.CallbackParam, value: str | None) -> str | 
     return value
 
 
-def check_overrides(overrides: list[str] | None) -> list[str] | None:
-    """Return overrides `key=value` unchanged; fails if a key is given twice."""
-    keys = [override.partition("=")[0].strip() for override in overrides or []]
-    for key in keys:
-        if keys.count(key) > 1:
-            fail(f"`{key}` must be given once, but got {keys.count(key)} values for it.", 2)
-    return overrides
-
-
 def check_file(parameter: typer.CallbackParam, value: Path | None) -> Path | None:
     """Return the file of an option; fails if it cannot be written."""
     check_writable(parameter.opts[0], value)
@@ -108,9 +99,7 @@ Recipe = Annotated[
     ),
 ]
 
-Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it.", callback=check_overrides)
-]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to it.")]
 
 Networks = Annotated[
     list[str] | None,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from raysim.cli.exits import ending_on_signals, fail, leave
-from raysim.cli.options import Dashboard, JsonFile, StudyTransport, check_overrides, write_json
+from raysim.cli.options import Dashboard, JsonFile, StudyTransport, write_json
 from raysim.storage.files import os_sentence
 
 if TYPE_CHECKING:
@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from raysim.training.events import Interruption
 
 Study = Annotated[str, typer.Argument(help="A study's name (see `raysim studies`), or a .toml or .py file.")]
-Overrides = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to its base.", callback=check_overrides)
-]
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Changes to its base.")]
 Trials = Annotated[int | None, typer.Option(help="Configurations trained at most, instead of the study's.")]
 Seeds = Annotated[int | None, typer.Option(help="Seeds of each, from 0 on, instead of the study's.")]
 Race = Annotated[

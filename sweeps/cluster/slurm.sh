@@ -29,8 +29,7 @@ fi
 
 study=$1 folder=$2
 shift 2
-case " $*" in *" --wait"*) ;; *) set -- --wait 300 "$@" ;; esac # the other nodes join in the meantime
-raysim sweep "$study" --out "$folder" --address "$address" "$@" &
+raysim sweep "$study" --out "$folder" --address "$address" --wait 300 "$@" & # `--wait`: the other nodes join in the meantime
 sweep=$!
 trap 'kill -TERM $sweep' TERM
 wait $sweep || wait $sweep # again, if it was told to stop

@@ -19,8 +19,6 @@ REFUSED = {
         digits-cnn --out /proc/nowhere/run => The run's folder /proc/nowhere/run cannot be written
         digits-cnn --engine inline --dashboard => `--dashboard` is Ray's and needs `--engine` ray, but got inline.
         digits-cnn --engine inline --wait 5 => `--wait` is Ray's and needs `--engine` ray, but got inline.
-        digits-cnn steps=5 'steps = 6' => `steps` must be given once, but got 2 values for it.
-        digits-cnn --out a --out b => `--out` must be given once, but is given 2 times.
         digits-cnn --engine tpu => `engine` must be one of ray, inline, but got 'tpu'.
         digits-cnn --resume => `resume` needs `out`, the folder of the run to resume.
         digits-cnn --resume --out none => Nothing to resume: there is no run in none
@@ -64,7 +62,6 @@ REFUSED = {
         --out p.json --steps 0 => `num_steps` must be an integer of at least 1, but got 0.
     """,
     "decide --network 1mbps --out out": """
-        digits-cnn --network 2mbps => `--network` must be given once, but is given 2 times.
         digits-cnn forward=TopK(0.1) => `forward` has no effect, as settings are tried in its place: give --try 'forward=TopK(0.1)'
         digits-cnn compress_from=5 => `compress_from` has no effect, as settings are tried in its place: leave it out.
         topics-gpt --data run.toml data.path=x => `--data` and data.path=x both name the data
@@ -98,7 +95,6 @@ REFUSED = {
         num_stages=1 => sends nothing to compress
         num_stages=1 num_replicas=2 --try forward=TopK(0.1) => needs links, but the run has one stage
         num_replicas=2 --try replica_gradient=DiLoCo(5) => DiLoCo
-        --gradients --no-gradients => `--gradients` must be given once, but is given 2 times.
         forward.0=TopK(0.1) => `forward.0` has no effect, as settings are tried in its place: leave it out.
         --only-tried => `--only-tried`
         --plot p.png => `--plot` is for speed-ups, which need a network
