@@ -28,6 +28,7 @@ from raysim.analysis.comparison.race import Evidence, Race
 from raysim.analysis.comparison.rule import judge, sample
 from raysim.analysis.report.frontier import quality_blocks
 from raysim.analysis.report.gather import gather
+from raysim.analysis.report.page import Chart
 from raysim.config import make_config
 from raysim.config.identity import Setting
 from raysim.network.presets import parse_network
@@ -287,6 +288,7 @@ def test_lines_by_density_join_what_differs_from_dense_in_one_direction_alone(tm
     make_runs(tmp_path / "more", {"TopK(0.2)": [0.3]}, num_replicas=2, replica_gradient="PowerSGD(1)")
     material = gather(load(tmp_path), [parse_network("free")])
     (chart,) = quality_blocks(material.jobs[0], material)
+    assert isinstance(chart, Chart)
     densities = {trace["name"]: trace["x"] for trace in chart.panels[0].traces}
     assert densities["compression on, this direction alone"] == [0.1, 0.3]
     assert densities["compression on, other changes too"] == [0.2]
