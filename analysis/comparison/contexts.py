@@ -93,11 +93,10 @@ class ComparedRuns:
         `end`: the context of the dense runs in question, if it differs.
         """
         chosen = self.sample(harms, setting, Setting())
-        if nameless := sum(
-            map(math.isnan, harms.values())
-        ):  # the others are no fair sample: a broken model may have no number
+        lost = sum(map(math.isnan, harms.values()))
+        if lost:  # a broken model may have no number: the others are no fair sample
             chosen = chosen._replace(
-                lacking=f"{nameless} of {len(harms)} seeds have no number as their {self.quality.name}"
+                lacking=f"{lost} of {len(harms)} seeds have no number as their {self.quality.name}"
             )
         if (end or self).undefined:  # of no seed, since those of the best dense runs are missing
             return chosen._replace(values=(), seeds=(), lacking=(end or self).undefined)
