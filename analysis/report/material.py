@@ -251,7 +251,7 @@ class Material:
 
     @cached_property
     def partners(self) -> dict[str, str]:
-        """The dense run to compare each finished run with, of those that can be priced."""
+        """For each finished run, the dense run with a price to compare it with."""
         return dense_partners(self.finished, without=self.results.unpriced(self.options["compute"]))
 
     def replay(self, run: str, **options: Any) -> Replay:

@@ -32,9 +32,9 @@ def strike(words: Sequence[str], number: int, pause_s: float | None, struck: str
     while time.monotonic() < deadline:
         for process in psutil.Process().children(recursive=True):
             with suppress(psutil.Error):
-                said = process.cmdline()
-                line = " ".join([process.name(), *said[:3]])  # a raylet's words name its agents
-                if said != own and any(word in line for word in words):  # a fork begins with our arguments
+                arguments = process.cmdline()
+                line = " ".join([process.name(), *arguments[:3]])  # a raylet's words name its agents
+                if arguments != own and any(word in line for word in words):  # those of a fork, at first
                     process.send_signal(number)
                     Path(struck).write_text(line)
                     if pause_s is not None:

@@ -113,7 +113,7 @@ def _fastest(advice: Advice) -> list[str]:
 
 
 def _way(row: Row) -> str:
-    """Return layout and setting, with the verdict on it; dense has none."""
+    """Return the layout, the setting and, unless it is dense, its verdict."""
     known = str(row.known)
     return f"{row.way.layout}, {row.way}{known and f' ({known})'}"
 

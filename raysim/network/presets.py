@@ -70,7 +70,7 @@ def presets() -> dict[str, Network]:
 def parse_network(text: str) -> Network:
     """Parse a network: a preset, a notation such as "100mbps+20ms", cloud regions separated by commas, or a .toml or .csv file.
 
-    Each may end in TCP's window, if it has none.
+    A network without a TCP window may end in one.
 
     >>> parse_network("100mbps+20ms").latency_s, parse_network("1 Gbit/s + 20 ms"), parse_network("1gbps+50ms/2x4MB")
     (0.02, 1gbps+20ms, 1gbps+50ms/2x4MB)

@@ -55,7 +55,8 @@ class Ends(NamedTuple):
         if not across.any():
             return np.zeros(len(networks))
         sizes = np.broadcast_to(table.per_step * profile.wire_bytes.mean(axis=-1), across.shape)[across]
-        _, first, wire = np.unique(self.wires(inbound=False)[across], return_index=True, return_inverse=True)
+        wire = self.wires(inbound=False)[across]
+        _, first = np.unique(wire, return_index=True)
         loads = np.bincount(wire, sizes)[:, None]
         bandwidth, _ = links(networks, self.source[across][first], self.target[across][first])
         seconds = 8 * np.array([network.framing for network in networks]) * loads / bandwidth

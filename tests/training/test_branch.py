@@ -212,7 +212,7 @@ def test_methods_know_that_their_memories_start_empty(small, tmp_path, changes):
 
 
 def test_weights_predicted_for_another_schedule_are_not_read(small, tmp_path):
-    """Each version is predicted for the delays of its schedule: in a branch with others, versions start anew."""
+    """A branch with another schedule has other delays, so its predicted versions start anew."""
     settings = {**RUNS["predicted"], "schedule": "1F1B", "forward": "Identity"}
     begun = train(small(**settings, steps=3), engine="inline", out=tmp_path / "parent")
     config = small(**{**settings, "schedule": "1F1B(ahead=2)"}, steps=2, start=str(begun.folder))
