@@ -33,9 +33,9 @@ SAME = ("model", "data", "loss", "bottleneck", "bottleneck_form", "batch_size", 
 SHAPES = ("num_microbatches", "dtype", "shared_indices")
 """Keys that determine the contents of memories, besides the layout of stages and replicas."""
 OWNERS = {
-    "link": ("forward", "backward", "loss_scale", *SHAPES),
-    "replicas": ("replica_gradient",),
-    "tied": ("tied_gradient", "fused_embedding"),
+    "link": ("forward", "backward", "compress_from", "loss_scale", *SHAPES),
+    "replicas": ("replica_gradient", "compress_from"),
+    "tied": ("tied_gradient", "compress_from", "fused_embedding"),
     "versions": ("weights", "schedule", *SHAPES),
     "previous": ("replica_gradient", "seed"),  # by which a method chooses the steps that need it
 }
@@ -91,9 +91,11 @@ class Parent:
         return self._same((*keys_of("compression"), *SHAPES, *(["seed"] if needs_previous else [])), config)
 
     def _same(self, keys: Iterable[str], config: RunConfig) -> bool:
-        row = {**as_row(config), "loss_scale": config.gradient_scale}
+        step, row = self.checkpoint.step, as_row(config)
+        row |= {"loss_scale": config.gradient_scale, "compress_from": max(config.compress_from, step)}
         scale = recorded_value(self.row, "loss_scale") or default_loss_scale(recorded_value(self.row, "dtype"))
-        before = {**self.row, "loss_scale": scale}
+        compressed = max(recorded_value(self.row, "compress_from"), step)  # no matter when before the checkpoint
+        before = {**self.row, "loss_scale": scale, "compress_from": compressed}
         return all(recorded_value(before, key) == row[key] for key in keys)
 
 

@@ -121,6 +121,20 @@ def test_memories_start_empty_for_a_changed_compressor(small, tmp_path):
     assert residuals["other"]["forward"] < parents["forward"]
 
 
+def test_memories_start_empty_if_compression_starts_later(small, tmp_path):
+    """In a branch that trains densely first; when the parent's compression began does not matter."""
+    settings = {"forward": "ErrorFeedback(TopK(0.1))", "backward": "ErrorFeedback(TopK(0.1))"}
+    begun = train(small(**settings, compress_from=1, steps=2), engine="inline", out=tmp_path / "parent")
+    held = {}
+    for step in (0, 3):
+        config = small(**settings, compress_from=step, steps=2, start=str(begun.folder), checkpoint_at_steps=[3])
+        branch = train(config, engine="inline", out=tmp_path / f"branch {step}")
+        after_one = next(each for each in checkpoints(branch.folder / "checkpoints") if each.step == 3)  # type: ignore[arg-type]
+        held[step] = any(name.startswith("link.") for part in after_one.parts() for name in unpack_tensors(part))
+        assert branch.row["memories_from"] == (step or 1)
+    assert held == {0: True, 3: False}
+
+
 @pytest.mark.parametrize("pairs", [[(4096.0, 1.0), (1.0, 4096.0)], [(1.0, 1.0), (None, 1.0), (1.0, None)]])
 def test_loss_scales_of_parent_and_branch_do_not_change_losses(pairs, small, tmp_path):
     """Gradients and their residuals are scaled alike, by powers of two; residuals begin anew if the scale changes."""
