@@ -74,7 +74,6 @@ def decide(
 
     Ends as soon as the answer is known. For example: raysim decide digits-cnn --network 200mbps+30ms --budget 10min
     """
-    check_uncompressed(overrides)
     if data is not None:
         _check_data_keys(overrides or [])
     (wire,), fleet = parse_networks([network]), parse_costs(costs)
@@ -100,6 +99,7 @@ def decide(
     from raysim.config import make_config, read_values
 
     base = read_values(recipe, changes)
+    check_uncompressed(base)
     name = make_config(base).name
     out = out or f"results/{name}-decision/{datetime.now(UTC):%Y%m%d-%H%M%S}"
     words = arguments("decide", recipe, [*(overrides or []), *tries], **given, address=address, out=out, resume=True)

@@ -233,14 +233,13 @@ def check_runs(folder: str, lacking: str) -> None:
         fail(" ".join([*contents.problems, f"There is no run in {folder}: {lacking}."]), 2)
 
 
-def check_uncompressed(overrides: list[str] | None) -> None:
-    """Fail if overrides compress a run whose compression the command itself chooses."""
+def check_uncompressed(values: Mapping[str, Any]) -> None:
+    """Fail if the values of a run compress it, where the command itself chooses the compression."""
     from raysim.config.identity import DENSE, METHOD_KEYS
 
-    for override in overrides or []:
-        key = override.partition("=")[0].strip()
-        if key.partition(".")[0] in DENSE._asdict().keys() - {"weights"}:
-            instead = f"give --try '{override}', or " if key in METHOD_KEYS else ""
+    for key, default in DENSE._asdict().items():
+        if key != "weights" and (value := values.get(key, default)) != default:
+            instead = f"give --try '{key}={value}', or " if key in METHOD_KEYS and isinstance(value, str) else ""
             fail(f"`{key}` has no effect, as settings are tried in its place: {instead}leave it out.", 2)
 
 

@@ -70,7 +70,6 @@ def screen(
     For example: raysim screen hf model.path=FOLDER data=text data.path=FILE num_stages=4 --network 200mbps+30ms
     """
     networks = parse_networks(network) if network else []
-    check_uncompressed(overrides)
     for option, value in {"--plot": plot, "--device": device, "--profile": profile}.items():
         if value is not None and not networks:
             fail(f"`{option}` is for speed-ups, which need a network: add --network 200mbps+30ms.", 2)
@@ -85,6 +84,7 @@ def screen(
 
     with ending_on_signals():
         base = read_values(recipe, overrides or [])
+        check_uncompressed(base)
         config = make_config(base)
         from raysim.engine.connection import listen_on_loopback
 

@@ -63,6 +63,7 @@ REFUSED = {
     """,
     "decide --network 1mbps --out out": """
         digits-cnn forward=TopK(0.1) => `forward` has no effect, as settings are tried in its place: give --try 'forward=TopK(0.1)'
+        compressed.toml => `forward` has no effect, as settings are tried in its place: give --try 'forward=TopK(0.1)'
         digits-cnn compress_from=5 => `compress_from` has no effect, as settings are tried in its place: leave it out.
         topics-gpt --data run.toml data.path=x => `--data` and data.path=x both name the data
         digits-cnn --cluster run.toml --address auto => `--address` has no effect with `--cluster`
@@ -95,7 +96,7 @@ REFUSED = {
         num_stages=1 => sends nothing to compress
         num_stages=1 num_replicas=2 --try forward=TopK(0.1) => needs links, but the run has one stage
         num_replicas=2 --try replica_gradient=DiLoCo(5) => DiLoCo
-        forward.0=TopK(0.1) => `forward.0` has no effect, as settings are tried in its place: leave it out.
+        forward.0=TopK(0.1) => `forward` has no effect, as settings are tried in its place: leave it out.
         --only-tried => `--only-tried`
         --plot p.png => `--plot` is for speed-ups, which need a network
         --out . => `--out` must be a new or empty folder
@@ -201,7 +202,9 @@ def files(tmp_path_factory):
     study = read_study(write_study(folder))
     (folder / "full").mkdir()
     study.write(folder / "full")
-    for name, text in (("run.toml", tomli_w.dumps(massive.KEYS)), ("broken.toml", "base = "), ("broken.py", "1 / 0")):
+    texts = {"run.toml": tomli_w.dumps(massive.KEYS), "broken.toml": "base = ", "broken.py": "1 / 0"}
+    texts["compressed.toml"] = "base = 'digits-cnn'\nforward = 'TopK(0.1)'"
+    for name, text in texts.items():
         (folder / name).write_text(text)
     (folder / "empty.py").write_text("study = {}")
     (folder / "loose").symlink_to("nowhere")
