@@ -49,6 +49,8 @@ def curve_blocks(job: JobRuns, material: Material) -> list[Block]:
     evals = evals[evals["batchnorm"] == "running"]
     sent = steps[["run", "step", "sent_bytes"]].assign(step=steps["step"] + 1)  # evaluations count the steps done
     steps, evals, sent = (frame.assign(run=frame["run"].astype(str)) for frame in (steps, evals, sent))
+    begun = steps.groupby("run")["step"].min()  # above 0 for a branch
+    steps, evals = (frame.assign(done=frame["step"] - frame["run"].map(begun)) for frame in (steps, evals))
     evals = evals.merge(sent, on=["run", "step"], how="left")
     rows = [
         (f"Evaluation, compression {mode}", quality_axis(job.measure), evals[evals["mode"] == mode], job.measure.name)
@@ -67,7 +69,7 @@ def curve_blocks(job: JobRuns, material: Material) -> list[Block]:
     ]
     caption = (
         "The same curves against steps, against bytes sent so far, and against seconds on the chosen network "
-        f"{over(job.transport)} (steps times the simulated step time). Means over seeds. Black is dense; "
+        f"{over(job.transport)} (steps times the simulated step time), of a branch without its parent's. Means over seeds. Black is dense; "
         "grey lines are settings without a colour of their own."
     )
     return [Chart(f"{job.key}-curves", f"{job.title}: learning curves", caption, panels, columns=3)] if panels else []
@@ -77,7 +79,7 @@ def _curves(job: JobRuns, frame: pd.DataFrame, column: str) -> dict[SettingRuns,
     """Return the means of settings over seeds, by step; named settings come first, in reverse order."""
     owners = {run: setting.name for setting in job.settings for run in setting.runs}
     groups = frame.assign(setting=frame["run"].map(owners)).groupby(["setting", "step"])
-    means = groups[["sent_bytes"]].mean().assign(value=groups[column].mean(), sd=groups[column].std())
+    means = groups[["sent_bytes", "done"]].mean().assign(value=groups[column].mean(), sd=groups[column].std())
     by_name = {str(name): rows.reset_index("step") for name, rows in means.groupby(level="setting", sort=False)}
     order = [*reversed(job.named), *(setting for setting in job.settings if setting not in job.named)]
     return {setting: by_name[setting.name] for setting in order if setting.name in by_name}
@@ -95,7 +97,7 @@ def _curve_traces(
                 continue
             is_named = setting.name in chosen
             rows = rows.iloc[thinned(len(rows), MOST_CURVE_POINTS if is_named else MOST_FAINT_POINTS)]
-            x = rows["step"] * setting.step_s[network].value if network is not None else rows[quantity]
+            x = rows["done"] * setting.step_s[network].value if network is not None else rows[quantity]
             if is_named:
                 few = len(rows) <= 20
                 mode, spread = ("lines+markers", rows["sd"]) if few else ("lines", None)

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from records_made import write_run, write_study
-from report_runs import SEEDS, SPITE, change_row, copy_run, make_study, write_decisions
+from report_runs import SEEDS, SPITE, change_columns, change_row, copy_run, make_study, write_decisions
 from typer.testing import CliRunner
 
 from raysim import analysis, train
@@ -255,6 +255,17 @@ def test_a_curve_over_time_is_one_over_steps_scaled(page):
     assert factors.max().tolist() == pytest.approx(factors.min().tolist())
     steps = slow["steps"].notna()
     assert slow.loc[steps, ["steps", "training loss"]].equals(fast.loc[steps, ["steps", "training loss"]])
+
+
+def test_time_of_a_branch_counts_its_own_steps(runs, page, tmp_path):
+    for run in runs.iterdir():
+        copy_run(run, tmp_path / run.name, first_step=50)
+        for file in (tmp_path / run.name).glob("*.parquet"):
+            if "step" in pq.read_schema(file).names:
+                change_columns(file, step=lambda steps: steps + 50)
+    whole, branch = (chart(each, "curves").table("100mbps") for each in (page, compose(tmp_path, NETWORKS)))
+    assert branch["steps"].tolist() == pytest.approx((whole["steps"] + 50).tolist(), nan_ok=True)
+    assert branch["time, simulated"].tolist() == pytest.approx(whole["time, simulated"].tolist(), nan_ok=True)
 
 
 def test_a_step_has_work_on_the_lanes_of_stages_and_flights_on_those_of_links(page):
