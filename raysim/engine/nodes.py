@@ -12,6 +12,7 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from raysim.codecs import DTYPES
 from raysim.config import ConfigError
 from raysim.limits import cpu_quota
 from raysim.network.presets import parse_network
@@ -217,7 +218,7 @@ class Traffic:
         for replica, links in enumerate(plan.compressors):
             for stage, (pairs, boundary) in enumerate(zip(links, plan.boundaries, strict=True)):
                 size = sum(boundary.exact_bytes.values()) + sum(
-                    method.array_bytes(shape, config.dtype) or 4 * math.prod(shape)
+                    method.array_bytes(shape, config.dtype) or DTYPES[config.dtype].itemsize * math.prod(shape)
                     for name, shape in boundary.shapes.items()
                     for method in pairs[name]
                 )

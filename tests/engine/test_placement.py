@@ -103,17 +103,18 @@ def test_traffic_counts_packets_as_they_are_sent(workload):
     assert traffic.num_bytes[0, 2] == 8 * values  # an all-reduce of two: half of the values there, and the sums back
 
 
-def test_replica_traffic_is_counted_by_pair_and_step():
+@pytest.mark.parametrize(("dtype", "value_bytes"), [("float32", 4), ("bfloat16", 2)])
+def test_replica_traffic_is_counted_by_pair_and_step(dtype, value_bytes):
     """Of three: a third of the values to each other and a third of the sums back, in one of four steps by DiLoCo(4)."""
     changes = ["steps=4", "num_stages=2", "num_replicas=3", "batch_size=96", "replica_gradient=DiLoCo(4)"]
-    workload = prepare(read_config("digits-cnn", [*changes, "forward=Nonzero", "num_microbatches=4"]))
+    workload = prepare(read_config("digits-cnn", [*changes, "forward=Nonzero", "num_microbatches=4", f"dtype={dtype}"]))
     traffic = Traffic.of(workload)
     values = sum(parameter.numel() for parameter in workload.modules[1].parameters())
     for a, b in ((1, 3), (1, 5), (3, 5)):
         assert traffic.num_bytes[a, b] == pytest.approx(2 * 2 * 4 * values / 3 / 4)
         assert traffic.num_messages[a, b] == 2 * 2 / 4
     (shape,) = workload.plan.boundaries[0].shapes.values()
-    size = 4 * math.prod(shape)
+    size = value_bytes * math.prod(shape)
     assert [traffic.num_bytes[2 * replica, 2 * replica + 1] for replica in range(3)] == [4 * 2 * size] * 3
 
 
