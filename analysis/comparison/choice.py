@@ -32,7 +32,7 @@ def settings(
     quality: str = "auto",
     confidence: float = CONFIDENCE,
     transport: str | None = None,
-    compute: str = "auto",
+    compute: str | None = None,
     profile: Path | str | None = None,
 ) -> pd.DataFrame:
     """Return one row for each compressed setting of each job: its harm against dense, the verdict and, on networks, its price.
@@ -53,11 +53,11 @@ def settings(
     missing for fewer than two seeds. A diverged run counts as untrained; `diverged` counts them among `seeds`, and their rate
     is at most `diverged_high`, by a one-sided bound at `confidence`.
 
-    With `networks` there is a row for each network, over `transport`: by default that of the runs' study, see
-    `Results.transport_of`. `step_s`, `dense_step_s` and `speedup`, with its interval and its `pace` ("faster", "slower" or "not
-    distinguishable"), are means over the `priced` runs, each against its dense run. `break_even_bps`, their median, is the bandwidth
+    With `networks` there is a row for each network. `transport`, `compute` and `profile` are as for `replay`, by default those of the
+    runs' study, see `Results.pricing_of`. `step_s`, `dense_step_s` and `speedup`, with its interval and its `pace` ("faster", "slower"
+    or "not distinguishable"), are means over the `priced` runs, each against its dense run. `break_even_bps`, their median, is the bandwidth
     below which the setting is faster on an otherwise equal network: 0 if it never `pays`, infinity if it always does, and missing if
-    the network has several. `compute` and `profile` are as for `replay`. Runs without a price are named in the problems of `results`.
+    the network has several. Runs without a price are named in the problems of `results`.
     """
     if within is not None and not isinstance(within, (int, float)):
         raise AnalysisError(
@@ -65,7 +65,7 @@ def settings(
         )
     several = [networks] if isinstance(networks, (Network, str)) else networks
     parsed = [parse_network(network) if isinstance(network, str) else network for network in several]
-    partners = dense_partners(results, without=results.unpriced(compute)) if parsed else {}
+    partners = dense_partners(results, without=results.unpriced(compute or "auto")) if parsed else {}
     columns = results.runs.set_index("run")
     rows = []
     for context in contexts(results, quality=quality, margin=within):
@@ -85,8 +85,7 @@ def settings(
                 "confidence": confidence,
                 **verdicts[setting],
             }
-            options = {"compute": compute, "profile": profile}
-            options["transport"] = transport or results.transport_of(runs["study"].dropna())
+            options = results.pricing_of(runs, compute=compute, profile=profile, transport=transport)
             pairs = [(str(run), partners[run]) for run in runs["run"] if run in partners]
             rows += [row | price_of_pairs(results, pairs, network, options) for network in parsed] or [row]
     return pd.DataFrame(rows, columns=[*_COLUMNS, *(_PRICES if parsed else ())])

@@ -9,12 +9,15 @@ from typing import Any, NamedTuple
 from raysim.analysis.data import AnalysisError
 from raysim.network.presets import parse_network
 from raysim.network.transport import TRANSPORTS
+from raysim.notation import check_choice
 from raysim.quality import MEASURES, Measure
 from raysim.records import RecordsError
 from raysim.records.packs import open_pack
 from raysim.storage.places import Place, inside, read_place, walk
 from raysim.storage.texts import LARGEST_TOML, parse_toml
 
+PROFILE = "profile.json"
+"""Name of the file with the profile of a study."""
 SCREEN = "screen.parquet"
 """Name of the file that the folder of a screen has."""
 CONFIRMATION = "confirm"
@@ -176,6 +179,7 @@ class StudyFile:
         self._objectives = [_named(objective) for objective in _list(written, "objectives")]
         self._names = [str(objective.get("name", "")) for objective in self._objectives]
         self._step = next((network_and_transport(name) for name in self._names if name.startswith("step_s@")), None)
+        self._written, self._folder = written, folder
 
     @property
     def directions(self) -> dict[str, str]:
@@ -197,6 +201,20 @@ class StudyFile:
     def transport(self) -> str | None:
         """The transport of the first `step_s@NETWORK` among its objectives; None without one."""
         return None if self._step is None else self._step[1]
+
+    @property
+    def compute(self) -> str:
+        """The clock of compute in prices; raises ValueError if it is none."""
+        from raysim.analysis.data.recording import CLOCKS
+
+        clock = str(self._written.get("compute", "auto"))
+        check_choice("compute", clock, CLOCKS)
+        return clock
+
+    @property
+    def profile(self) -> Place | None:
+        """The file of the profile whose compute takes the place of the recorded in prices."""
+        return self._folder / PROFILE if "profile" in self._written else None
 
     @property
     def qualities(self) -> list[str]:

@@ -66,7 +66,7 @@ def compose(
     networks: Sequence[Network | str] | None = None,
     *,
     first: str | None = None,
-    compute: str = "auto",
+    compute: str | None = None,
     profile: Path | str | None = None,
     transport: str | None = None,
     asked: Asked | None = None,
@@ -75,8 +75,8 @@ def compose(
     """Return the report of the runs in a folder or bucket, at any depth, priced on networks; or that of a screen's folder.
 
     `networks` default to the presets of `NETWORKS` and the network on which the studies compare steps. `first` is the name of the
-    initially chosen network: by default that of the studies, or the first of `networks` if these lack it. `compute` and
-    `profile` are as for `Replay`; `transport` is that of the studies by default, else "ray". `asked`: a model of another size, to
+    initially chosen network: by default that of the studies, or the first of `networks` if these lack it. `compute`,
+    `profile` and `transport` are as for `Replay`, by default those of the studies. `asked`: a model of another size, to
     which the harms are carried. `costs`: costs and churn of hosts. Raises AnalysisError if there is no such folder or no run in it,
     or if `carry` raises it, and ValueError for an unknown network.
     """

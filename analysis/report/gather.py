@@ -29,7 +29,7 @@ _DENSE = {key: as_text(value) for key, value in DENSE._asdict().items()}
 def gather(
     results: Results,
     networks: Iterable[Network],
-    compute: str = "auto",
+    compute: str | None = None,
     profile: Profile | Path | str | None = None,
     *,
     first: str | None = None,
@@ -38,12 +38,12 @@ def gather(
 ) -> Material:
     """Return the material of the sections; `first`: the initially chosen network, if it is among `networks`.
 
-    `transport` is by default that of the runs' study, see `Results.transport_of`. `costs`: money and churn.
+    `compute`, `profile` and `transport` are by default those of the runs' study, see `Results.pricing_of`.
+    `costs`: money and churn.
     """
     by_name = {repr(network): network for network in networks}
     chosen = first if first is not None and first in by_name else next(iter(by_name))
-    transport = transport or results.transport_of(results.runs["study"].dropna())
-    options = {"compute": compute, "profile": profile, "transport": transport}
+    options = results.pricing_of(results.runs, compute=compute, profile=profile, transport=transport)
     material = Material(results, by_name, chosen, options, costs)
     runs = material.finished.runs
     if not len(runs):

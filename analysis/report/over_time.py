@@ -69,8 +69,8 @@ def curve_blocks(job: JobRuns, material: Material) -> list[Block]:
     ]
     caption = (
         "The same curves against steps, against bytes sent so far, and against seconds on the chosen network "
-        f"{over(job.transport)} (steps times the simulated step time), of a branch without its parent's. Means over seeds. Black is dense; "
-        "grey lines are settings without a colour of their own."
+        f"{over(job.transport)} (steps times the simulated step time). A branch counts its own bytes and seconds. "
+        "Means over seeds. Black is dense; grey lines are settings without a colour of their own."
     )
     return [Chart(f"{job.key}-curves", f"{job.title}: learning curves", caption, panels, columns=3)] if panels else []
 

@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from raysim.analysis.data import AnalysisError
+from raysim.analysis.data.folders import PROFILE
 from raysim.analysis.data.reading import file_problems, read_files, stacked
 from raysim.analysis.runs.loading import load
 from raysim.records import FINISHED, SCHEMAS, table_files
@@ -19,7 +20,7 @@ from raysim.records.packs import MARK, ROW, RUNS, TABLES, VERSION
 from raysim.storage.files import make_folder, sync_folder, write_through
 from raysim.storage.places import Place, in_bucket, inside, local_path, read_place
 
-OF_STUDIES = ("study.toml", "trials.parquet")
+OF_STUDIES = ("study.toml", "trials.parquet", PROFILE)
 
 
 class Packed(NamedTuple):

@@ -22,7 +22,7 @@ from raysim.notation import printable
 from raysim.quality import Measure, measures_of
 from raysim.records import SCHEMAS, schema_of, table_files
 from raysim.records.bounds import most_rows
-from raysim.storage.places import Place, origin_of
+from raysim.storage.places import Place, origin_of, read_place
 
 if TYPE_CHECKING:
     from raysim.analysis.data.recording import Recording
@@ -208,6 +208,23 @@ class Results:
         transports = {file.transport for file in self._study_files(studies) if file.transport is not None}
         return transports.pop() if len(transports) == 1 else USUAL_TRANSPORT
 
+    def pricing_of(self, runs: pd.DataFrame, **given: Any) -> dict[str, Any]:
+        """Return the options of `replay`: `given`, or for None those by which the study of `runs` prices steps.
+
+        The usual compute if runs belong to no study, or to studies that differ in it; see `transport_of`.
+        """
+        usual, studies = ("auto", None), runs["study"].dropna()
+        found: set[tuple[str, Profile | None]] = set()
+        for file in self._study_files(studies) if len(studies) == len(runs) else ():
+            try:
+                found.add((file.compute, None if file.profile is None else self._pool.profile(file.profile)))
+            except (OSError, ValueError) as error:
+                self.complain(f"{str(error).rstrip('.')}: steps are priced by the recorded compute.")
+                found.add(usual)
+        compute, profile = found.pop() if len(found) == 1 else usual
+        own = {"compute": compute, "profile": profile, "transport": self.transport_of(studies)}
+        return own | {key: value for key, value in given.items() if value is not None}
+
     def measure_of(self, runs: pd.DataFrame) -> Measure:
         """Return the measure by which runs of one job are judged.
 
@@ -304,6 +321,7 @@ class RunPool:
         self._refused: dict[str, str] = {}
         self._costs: dict[tuple[str, str, str | Profile | None], JobCosts] = {}
         self._replays: dict[tuple[str, str, str | Profile | None, str], Replay] = {}
+        self._profiles: dict[str, Profile] = {}
 
     def replay(self, run: str, compute: str, profile: Profile | Path | str | None, transport: str) -> Replay:
         """Return a run ready to be priced; raises ReplayError if it cannot be."""
@@ -320,6 +338,15 @@ class RunPool:
         if key not in self._replays:
             self._replays[key] = Replay(recordings[run], costs=self._costs[basis], transport=transport)
         return self._replays[key]
+
+    def profile(self, file: Place) -> Profile:
+        """Return the profile of a study, the same one for equal files; raises OSError or ValueError."""
+        from raysim.network.profile import Profile
+
+        text = read_place(file).decode()
+        if text not in self._profiles:
+            self._profiles[text] = Profile.from_json(text, str(file))
+        return self._profiles[text]
 
     def unpriced(self, compute: str) -> frozenset[str]:
         """Return the runs that cannot be priced."""

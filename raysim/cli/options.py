@@ -169,6 +169,11 @@ Compute = Annotated[
     str, typer.Option(help="Seconds of compute that are pooled: cpu, wall, or auto (cpu on CPUs, wall on GPUs).")
 ]
 
+StudyCompute = Annotated[
+    str | None,
+    typer.Option("--compute", help="Seconds of compute that are pooled: cpu, wall or auto (default: a study's own)."),
+]
+
 ComputeProfile = Annotated[
     Path | None, typer.Option(help="A file written by `raysim profile` whose compute takes the place of the recorded.")
 ]

@@ -16,6 +16,7 @@ from raysim.cli.options import (
     CostsFile,
     JsonFile,
     Networks,
+    StudyCompute,
     StudyTransport,
     TraceFile,
     Transport,
@@ -207,7 +208,7 @@ def report(
         bool, typer.Option("--only", help="Leave out the presets, and show only the given networks.")
     ] = False,
     profile: ComputeProfile = None,
-    compute: Compute = "auto",
+    compute: StudyCompute = None,
     transport: StudyTransport = None,
     costs: CostsFile = None,
     trust: Trust = None,
@@ -232,7 +233,7 @@ def report(
     if at is None and (tokens is not None or stages is not None or trained):
         fail("`--tokens`, `--stages` and `--trained` describe the model of `--at`: add `--at 1.3e9`.", 2)
     for option, value, known in (("--format", form, ("html", "md")), ("--compute", compute, ("auto", "cpu", "wall"))):
-        if value not in known:
+        if value is not None and value not in known:
             fail(f"`{option}` must be {' or '.join(known)}, but got {value!r}.", 2)
     if only and not network:
         fail("`--only` needs at least one `--network`.", 2)

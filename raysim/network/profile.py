@@ -296,9 +296,16 @@ class Profile:
     def load(cls, path: Path | str) -> Profile:
         """Read a profile written by `save`; raises ValueError naming the file."""
         try:
-            content = parse_json(read_text(path))
+            text = read_text(path)
         except OSError as error:
             raise ValueError(f"The profile {str(path)!r} cannot be read: {error.strerror}.") from None
+        return cls.from_json(text, path)
+
+    @classmethod
+    def from_json(cls, text: str, path: Path | str) -> Profile:
+        """Return the profile that a file at `path` holds; raises ValueError naming it."""
+        try:
+            content = parse_json(text)
         except ValueError:
             raise ValueError(f"The profile {str(path)!r} is not valid JSON.") from None
         if not isinstance(content, dict) or content.pop("format", None) != FORMAT:

@@ -257,6 +257,26 @@ def test_a_curve_over_time_is_one_over_steps_scaled(page):
     assert slow.loc[steps, ["steps", "training loss"]].equals(fast.loc[steps, ["steps", "training loss"]])
 
 
+def test_prices_of_a_study_are_by_its_own_profile(runs, tmp_path):
+    for name in ("dense-s1", "topk-s1"):
+        copy_run(runs / name, tmp_path / "study" / "trials" / name)
+    recorded = load(runs).replay("dense-s1").mean_profile
+    dataclasses.replace(recorded, compute_s=100 * recorded.compute_s).save(tmp_path / "study" / "profile.json")
+    (tmp_path / "study" / "study.toml").write_text('profile = "profile.json"')
+    analysis.pack(tmp_path / "study", tmp_path / "packed")
+    for folder in (tmp_path / "study", tmp_path / "packed"):
+        frame = table(compose(folder, ["free"]), "job1-settings").frame.set_index("setting")
+        own = load(folder).replay("trials/dense-s1", profile=tmp_path / "study" / "profile.json")
+        assert frame.loc["dense", "step"]["free"].value == pytest.approx(own.step_s([parse_network("free")])[0].value)
+        (row,) = analysis.settings(load(folder), networks="free").to_dict("records")
+        assert row["dense_step_s"] == pytest.approx(frame.loc["dense", "step"]["free"].value)
+    (tmp_path / "study" / "profile.json").write_text("{")
+    problem = (
+        f"The profile '{tmp_path}/study/profile.json' is not valid JSON: steps are priced by the recorded compute."
+    )
+    assert problem in compose(tmp_path / "study", ["free"]).problems
+
+
 def test_time_of_a_branch_counts_its_own_steps(runs, page, tmp_path):
     for run in runs.iterdir():
         copy_run(run, tmp_path / run.name, first_step=50)
