@@ -55,9 +55,9 @@ def settings(
 
     With `networks` there is a row for each network. `transport`, `compute` and `profile` are as for `replay`, by default those of the
     runs' study, see `Results.pricing_of`. `step_s`, `dense_step_s` and `speedup`, with its interval and its `pace` ("faster", "slower"
-    or "not distinguishable"), are means over the `priced` runs, each against its dense run. `break_even_bps`, their median, is the bandwidth
-    below which the setting is faster on an otherwise equal network: 0 if it never `pays`, infinity if it always does, and missing if
-    the network has several. Runs without a price are named in the problems of `results`.
+    or "not distinguishable"), are means over the `priced` runs, each against its dense run. `break_even_bps`, their median, is the
+    bandwidth below which the setting is faster on an otherwise equal network: 0 if it never `pays`, infinity if it always does, and
+    missing if the network has several. Runs without a price are named in the problems of `results`.
     """
     if within is not None and not isinstance(within, (int, float)):
         raise AnalysisError(

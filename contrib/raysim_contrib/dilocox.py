@@ -81,14 +81,14 @@ class DiLoCoX(LocalSteps):
     def average(self, gradients: Gradients, memory: Memory, context: ReplicaContext) -> Rounds[Averaged]:
         if not self.delay or self.part(context.step) is None:
             return (yield from super().average(gradients, memory, context))
-        mean, moved = yield from self.mean_change(gradients, memory, context, "changes/")
+        mean = yield from self.mean_change(gradients, memory, context, "changes/")
         if all(f"waiting/{name}" in memory for name in gradients):
             late = {name: memory[f"waiting/{name}"].view_as(x) for name, x in gradients.items()}
             after, outer = self.outer_step(late, memory)
         else:
             after, outer = {name: memory[f"{AGREED}/{name}"].view_as(x) for name, x in gradients.items()}, {}
-        waiting = {f"waiting/{name}": x for name, x in mean.items()}
-        return Averaged({}, {**moved, **outer, **waiting}, parameters=after)
+        waiting = {f"waiting/{name}": x for name, x in mean.gradients.items()}
+        return Averaged({}, {**mean.memory, **outer, **waiting}, mean.decisions, parameters=after)
 
 
 @dataclass(frozen=True, repr=False)

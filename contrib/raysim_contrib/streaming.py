@@ -62,17 +62,17 @@ class StreamingDiLoCo(DiLoCo):
 
     def average(self, gradients: Gradients, memory: Memory, context: ReplicaContext) -> Rounds[Averaged]:
         shapes = {name: tuple(x.shape) for name, x in gradients.items()}
-        moved = memory
         sent, arrived = self.part(context.step), self.part(context.step - self.delay)
+        change, moved = Averaged({}, memory), memory
         if sent is not None:
             fragment = {name: gradients[name] for name in self.fragment(shapes, sent)}
-            mean, moved = yield from self.mean_change(fragment, memory, context, f"{CHANGES}{sent}/")
-            moved |= {f"waiting/{name}": x for name, x in mean.items()}
+            change = yield from self.mean_change(fragment, memory, context, f"{CHANGES}{sent}/")
+            moved = change.memory | {f"waiting/{name}": x for name, x in change.gradients.items()}
         names = [] if arrived is None else self.fragment(shapes, arrived)
         if not all(f"waiting/{name}" in moved for name in names):  # not sent: a run or a branch begins
-            return Averaged({}, moved)
+            return Averaged({}, moved, change.decisions)
         mean = {name: moved[f"waiting/{name}"].view_as(gradients[name]) for name in names}
         after, outer = self.outer_step(mean, moved)
         left = {name: x for name, x in moved.items() if name.removeprefix("waiting/") not in names}
         blended = {name: x + self.blend * (gradients[name] - x) if self.blend else x for name, x in after.items()}
-        return Averaged({}, {**left, **outer}, parameters=blended)
+        return Averaged({}, {**left, **outer}, change.decisions, parameters=blended)

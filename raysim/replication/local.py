@@ -96,14 +96,14 @@ class LocalSteps(ReplicaMethod):
     def average(self, gradients: Gradients, memory: Memory, context: ReplicaContext) -> Rounds[Averaged]:
         if self.part(context.step) is None:
             return Averaged({}, memory)
-        mean, moved = yield from self.mean_change(gradients, memory, context, CHANGES)
-        after, outer = self.outer_step(mean, memory)
-        return Averaged({}, {**moved, **outer}, parameters=after)
+        mean = yield from self.mean_change(gradients, memory, context, CHANGES)
+        after, outer = self.outer_step(mean.gradients, memory)
+        return Averaged({}, {**mean.memory, **outer}, mean.decisions, parameters=after)
 
     def mean_change(
         self, parameters: Gradients, memory: Memory, context: ReplicaContext, prefix: str
-    ) -> Rounds[tuple[Gradients, Memory]]:
-        """Return the mean over replicas of the change from the agreed parameters to `parameters`, and the new memory.
+    ) -> Rounds[Averaged]:
+        """Return the mean over replicas of the change from the agreed parameters to `parameters`, with the new memory.
 
         The averaging method's memory is kept under `prefix`.
         """
@@ -112,7 +112,8 @@ class LocalSteps(ReplicaMethod):
         kept = {name.removeprefix(prefix): x for name, x in memory.items() if name.startswith(prefix)}
         inside = context._replace(step=context.step // self.steps, momentum=0.0, parameters=None)
         averaged = yield from self.changes.average(gone, kept, inside)
-        return averaged.gradients, {**memory, **{f"{prefix}{name}": x for name, x in averaged.memory.items()}}
+        moved = {**memory, **{f"{prefix}{name}": x for name, x in averaged.memory.items()}}
+        return Averaged(averaged.gradients, moved, averaged.decisions)
 
     def outer_step(self, mean: Gradients, memory: Memory) -> tuple[Gradients, Memory]:
         """Return the parameters after the outer step with a mean change, and the new memory."""

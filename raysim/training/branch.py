@@ -165,7 +165,8 @@ def _check_same(row: Mapping[str, Any], config: RunConfig) -> None:
     known = {key.name for key in run_keys()}
     for key in sorted(row.keys() | new.keys()):
         if key.partition(".")[0] in SAME and (key in row or key not in known) and row.get(key) != new.get(key):
-            raise ConfigError(f"`{key}` must be {row.get(key)!r}, as in the run of `start`, but got {new.get(key)!r}.")
+            wanted = "left out" if row.get(key) is None else repr(row[key])
+            raise ConfigError(f"`{key}` must be {wanted}, as in the run of `start`, but got {new.get(key)!r}.")
     method = recorded_value(row, "replica_gradient")
     if method != new["replica_gradient"] and (row["num_replicas"] or 1) > 1 and _parts_replicas(str(method)):
         raise ConfigError(

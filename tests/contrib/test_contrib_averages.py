@@ -155,6 +155,18 @@ def test_the_rank_follows_the_change_of_entropy() -> None:
     assert all(rank % 2 == 0 and 2 <= rank <= 8 for rank in ranks)
 
 
+@pytest.mark.parametrize("notation", ["DiLoCo(2, codec={})", "StreamingDiLoCo(2, fragments=1, codec={})"])
+def test_decisions_about_the_changes_of_local_steps_are_kept(notation: str) -> None:
+    method = parse_replica_method(notation.format("EDGC(8, window=2, every=1)"))
+    given = [{"weight": normal(40, 60, seed=replica)} for replica in range(2)]
+    memories, counts = [method.begin(given[0])] * 2, []
+    for step in range(4):
+        results = together(method, given, memories, step)[0]
+        memories = [result.memory for result in results]
+        counts.append(len(results[1].decisions))
+    assert counts == [0, 1, 0, 1]
+
+
 def test_windows_of_entropy_choose_the_ranks() -> None:
     """By hand: entropies of every second step after a warm-up, means of windows of three steps, a rank at most two away."""
     team = Team(parse_replica_method("EDGC(8, window=3, every=2, stride=2, sample=1.0, bins=50, warmup=2)"), 2, MATRIX)

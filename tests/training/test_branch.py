@@ -241,6 +241,7 @@ def test_weights_predicted_for_another_schedule_are_not_read(small, tmp_path):
         ({}, "s3://bucket/run@2", "`start` must name a folder of this machine, but got s3://bucket/run@2"),
         ({}, "{parent}@", "`start` must be the folder of a run and the step of a checkpoint, such as results/dense@1200"),
         ({"model": {"name": "cnn", "width": 6}}, "{parent}", "`model.width` must be 4, as in the run of `start`, but got 6."),
+        ({"bottleneck": 2}, "{parent}", "`bottleneck` must be left out, as in the run of `start`, but got '2'."),
         ({"batch_size": 32}, "{parent}", "`batch_size` must be 16, as in the run of `start`, but got 32."),
         ({"data": {"name": "digits"}}, "{parent}", "`data.test_samples` must be 20, as in the run of `start`, but got None."),
         ({"optimizer": {"learning_rate": 0.2, "momentum": 0.9}}, "{parent}@2", "`optimizer.learning_rate` must be 0.1"),
