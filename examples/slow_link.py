@@ -42,6 +42,8 @@ def main(
     if not runs.exists():
         train(runs, steps, seeds)
     results = load(runs)
+    if not len(results):
+        raise typer.BadParameter(" ".join(results.problems), param_hint="--runs")
     priced = replay(results, [NETWORK], against="dense")
     both = results.runs.merge(priced, on="run", suffixes=("", "_of_step"))
     links = ["forward", "backward"]

@@ -45,6 +45,8 @@ Priced = Annotated[
     ),
 ]
 
+ProfileFile = Annotated[Path | None, typer.Option(help="A file written by `raysim profile`: or --device.")]
+
 
 def simulate(
     recipe: Priced,
@@ -52,7 +54,7 @@ def simulate(
     window: Window = None,
     overrides: Overrides = None,
     device: Annotated[str | None, typer.Option(help="A GPU by its datasheet, such as A100: or --profile.")] = None,
-    profile: Annotated[Path | None, typer.Option(help="A file written by `raysim profile`: or --device.")] = None,
+    profile: ProfileFile = None,
     efficiency: Annotated[
         float | None, typer.Option(help="With --device: share of its 16-bit peak that training reaches (default: 0.4).")
     ] = None,
@@ -179,7 +181,8 @@ def place(
     recipe: Priced,
     network: Networks = None,
     overrides: Overrides = None,
-    device: Annotated[str | None, typer.Option(help="A GPU by its datasheet, such as A100, of a recipe.")] = None,
+    device: Annotated[str | None, typer.Option(help="A GPU by its datasheet, such as A100: or --profile.")] = None,
+    profile: ProfileFile = None,
     transport: Annotated[
         str | None, typer.Option(callback=check_transport, help="As of `raysim simulate`, which takes the placement.")
     ] = None,
@@ -195,7 +198,7 @@ def place(
     from raysim.forecast.place import place as search
     from raysim.network.timed_step import TimedStep
 
-    step = _predicted(recipe, overrides or [], transport, averaging, device=device)
+    step = _predicted(recipe, overrides or [], transport, averaging, device=device, profile=profile)
     if not isinstance(step, TimedStep):
         step = step.timed()
     check_averaging(averaging, step.num_replicas)

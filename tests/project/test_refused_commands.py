@@ -57,6 +57,9 @@ REFUSED = {
         --json /nowhere/x.json => `--json` must be a file that can be written
         --network fast => `--network`: A network is a preset
     """,
+    "place digits-cnn --network two-universities": """
+        --profile nowhere.json => The profile 'nowhere.json' cannot be read
+    """,
     "profile digits-cnn": """
         --out /nowhere/p.json => `--out` must be a file that can be written
         --out p.json --steps 0 => `num_steps` must be an integer of at least 1, but got 0.
