@@ -22,6 +22,7 @@ from raysim.notation import printable
 from raysim.quality import Measure, measures_of
 from raysim.records import SCHEMAS, schema_of, table_files
 from raysim.records.bounds import most_rows
+from raysim.storage.files import LARGEST_BYTES
 from raysim.storage.places import Place, origin_of, read_place
 
 if TYPE_CHECKING:
@@ -343,7 +344,9 @@ class RunPool:
         """Return the profile of a study, the same one for equal files; raises OSError or ValueError."""
         from raysim.network.profile import Profile
 
-        text = read_place(file).decode()
+        if not file.is_file():  # as in packs of older versions
+            raise ValueError(f"The profile {str(file)!r} is missing")
+        text = read_place(file, LARGEST_BYTES).decode()
         if text not in self._profiles:
             self._profiles[text] = Profile.from_json(text, str(file))
         return self._profiles[text]
