@@ -271,10 +271,10 @@ def test_prices_of_a_study_are_by_its_own_profile(runs, tmp_path):
         (row,) = analysis.settings(load(folder), networks="free").to_dict("records")
         assert row["dense_step_s"] == pytest.approx(frame.loc["dense", "step"]["free"].value)
     (tmp_path / "study" / "profile.json").write_text("{")
-    problem = (
-        f"The profile '{tmp_path}/study/profile.json' is not valid JSON: steps are priced by the recorded compute."
-    )
-    assert problem in compose(tmp_path / "study", ["free"]).problems
+    (tmp_path / "packed" / "profile.json").unlink()
+    for name, reason in (("study", "is not valid JSON"), ("packed", "is missing")):
+        problem = f"The profile '{tmp_path}/{name}/profile.json' {reason}: steps are priced by the recorded compute."
+        assert problem in compose(tmp_path / name, ["free"]).problems
 
 
 def test_time_of_a_branch_counts_its_own_steps(runs, page, tmp_path):
