@@ -204,26 +204,25 @@ class Results:
         networks = {file.network for file in self._study_files(studies) if file.network is not None}
         return networks.pop() if len(networks) == 1 else USUAL_NETWORK
 
-    def transport_of(self, studies: Iterable[str]) -> str:
-        """Return the transport over which studies compare steps, by the same objectives: "ray" if they name none."""
-        transports = {file.transport for file in self._study_files(studies) if file.transport is not None}
-        return transports.pop() if len(transports) == 1 else USUAL_TRANSPORT
-
     def pricing_of(self, runs: pd.DataFrame, **given: Any) -> dict[str, Any]:
-        """Return the options of `replay`: `given`, or for None those by which the study of `runs` prices steps.
+        """Return the options of `replay`: `given`, or for None those by which the study of `runs` compares steps.
 
-        The usual compute if runs belong to no study, or to studies that differ in it; see `transport_of`.
+        The transport is that of its objectives. Runs of studies that differ have the usual options, and their own compute; so have
+        runs some of which belong to no study.
         """
         usual, studies = ("auto", None), runs["study"].dropna()
+        files = self._study_files(studies)
+        transports = {file.transport for file in files if file.transport is not None}
         found: set[tuple[str, Profile | None]] = set()
-        for file in self._study_files(studies) if len(studies) == len(runs) else ():
+        for file in files if len(studies) == len(runs) else ():
             try:
                 found.add((file.compute, None if file.profile is None else self._pool.profile(file.profile)))
             except (OSError, ValueError) as error:
                 self.complain(f"{str(error).rstrip('.')}: steps are priced by the recorded compute.")
                 found.add(usual)
         compute, profile = found.pop() if len(found) == 1 else usual
-        own = {"compute": compute, "profile": profile, "transport": self.transport_of(studies)}
+        transport = transports.pop() if len(transports) == 1 else USUAL_TRANSPORT
+        own = {"compute": compute, "profile": profile, "transport": transport}
         return own | {key: value for key, value in given.items() if value is not None}
 
     def measure_of(self, runs: pd.DataFrame) -> Measure:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from typing import Any
 
 from raysim.analysis.comparison.contexts import ComparedRuns, contexts
 from raysim.analysis.data import AnalysisError
@@ -56,13 +57,13 @@ def claimed_runs(
                 **{each.name: getattr(runs, each.name) for each in fields(runs)},
                 language=is_language(first),
                 num_replicas=int(plain(first.get("num_replicas")) or 1),
-                quantities=_quantities(results, chosen, transport or results.transport_of(studies)),
+                quantities=_quantities(results, chosen, results.pricing_of(runs.rows, transport=transport)),
             )
         )
     return claimed
 
 
-def _quantities(results: Results, network: str, transport: str) -> Quantities:
+def _quantities(results: Results, network: str, pricing: Mapping[str, Any]) -> Quantities:
     try:
         parsed = parse_network(network)
     except ValueError as error:
@@ -85,12 +86,12 @@ def _quantities(results: Results, network: str, transport: str) -> Quantities:
 
     def slowdown(run: str, than: str) -> Estimate:
         try:
-            replay, reference = (results.replay(name, transport=transport) for name in (run, than))
+            replay, reference = (results.replay(name, **pricing) for name in (run, than))
             (speedup,) = replay.speedup(reference, [parsed])
         except ValueError as error:
             results.complain(str(error))
             return UNPRICED
         return Estimate(*(100 * (1 / times - 1) for times in (speedup.value, speedup.high, speedup.low)))
 
-    named = "" if transport == USUAL_TRANSPORT else f" {over(transport)}"
+    named = "" if pricing["transport"] == USUAL_TRANSPORT else f" {over(pricing['transport'])}"
     return Quantities(factor, step_bytes, values, slowdown, f"{parsed!r}{named}")

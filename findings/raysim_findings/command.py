@@ -58,7 +58,7 @@ def findings(
     verdicts = test_claims(
         results, quality=quality, margin=margin, confidence=confidence, network=network, transport=transport
     )
-    priced = transport or results.transport_of(results.runs["study"].dropna())
+    priced = results.pricing_of(results.runs, transport=transport)["transport"]
     show_findings(verdicts, results.problems, priced, untested=untested)
     write_json(findings_figures(verdicts, results.problems), json_file)
 

@@ -132,6 +132,5 @@ class _Replay:
 
     def _step_s(self, runs: pd.DataFrame) -> float:
         run = str(runs["run"].iloc[0])
-        studies = runs["study"].dropna()
-        replay = self.results.replay(run, transport=self.results.transport_of(studies))
-        return replay.step_s([parse_network(self.results.network_of(studies))])[0].value
+        replay = self.results.replay(run, **self.results.pricing_of(runs))
+        return replay.step_s([parse_network(self.results.network_of(runs["study"].dropna()))])[0].value
