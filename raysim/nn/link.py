@@ -74,36 +74,37 @@ class CompressedLink(BoundaryModule):
             measure_every_steps=measure_every_steps,
             scaler=scaler,
         )
-        self._skips = scaler is not None  # steps whose gradients overflow
+        self._skips = self._scales["backward", True].scaler is not None  # steps whose gradients overflow
         self.shared_indices = shared_indices
         self.evaluation = "on"
-        self._supports: dict[int, Support] = {}  # of activations awaiting their gradients, by microbatch
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the received tensor, of the shape and dtype of `x`.
 
-        Raises NonFiniteError if `x` holds NaN or infinity, and its backward if the gradient does, unless there is a scaler.
+        Raises NonFiniteError if `x` holds NaN or infinity, and its backward if the gradient does, unless there is an
+        enabled scaler.
         """
         if not self.training or not torch.is_grad_enabled():
             return self._evaluate(x)
         self.settle()
         context = self.context(x.shape)
-        received = custom_gradient(
-            x,
-            partial(self._cross, context),
-            self._skipping(lambda gradient: self._cross(self.of_gradient(context), gradient)),
-        )
+        kept: list[Support] = []
+        forward = partial(self._cross, context, kept)
+        backward = partial(self._cross, self.of_gradient(context), kept)
+        received = custom_gradient(x, forward, self._skipping(backward))
         self.microbatch += 1
         return received
 
-    def _cross(self, context: Context, x: Tensor) -> Tensor:
-        """Send a tensor and return the received tensor, in its own memory."""
+    def _cross(self, context: Context, kept: list[Support], x: Tensor) -> Tensor:
+        """Send a tensor and return the received tensor, in its own memory; `kept` as in `_cross_evaluation`."""
         direction = context.direction
+        if kept:
+            context = context._replace(support=kept[0])
         with self.links[direction, True].on(x.device) as sender, self.links[direction, False].on(x.device) as receiver:
             message = sender.send(x, context, measure=self.measures())
             y = receiver.receive(message, context)
         if self.shared_indices and direction == "forward":
-            self._supports[context.microbatch] = sender.support()
+            kept.append(sender.support())
         return _own_memory(y, x)
 
     def _skipping(self, backward: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -118,10 +119,6 @@ class CompressedLink(BoundaryModule):
                 return torch.full_like(gradient, math.nan)
 
         return passed
-
-    def of_gradient(self, context: Context) -> Context:
-        support = self._supports.pop(context.microbatch) if self.shared_indices else None
-        return super().of_gradient(context)._replace(support=support)
 
     def _evaluate(self, x: Tensor) -> Tensor:
         if self.evaluation not in EVALUATION_MODES:

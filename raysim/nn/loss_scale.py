@@ -8,13 +8,13 @@ from raysim.compressors import State
 
 
 class LossScale:
-    """Keeps a memory of scaled gradients in the current scale of a `GradScaler`; without one, as it is.
+    """Keeps a memory of scaled gradients in the current scale of a `GradScaler`; without an enabled one, as it is.
 
     The memory before the current step is kept too, for steps that the scaler skips.
     """
 
     def __init__(self, scaler: torch.amp.GradScaler | None) -> None:
-        self.scaler = scaler
+        self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._seen: tuple[float, int | None]  # scale and growth tracker: every update changes one of them
         self._before: State | None
         self.forget()

@@ -11,6 +11,7 @@ from pipelines import GPT, with_slow
 from torch import nn
 
 import raysim
+from raysim.codecs import NonFiniteError
 from raysim.compressors import parse
 from raysim.nn import CompressedLink, end_step, insert_links, link_report, samples
 from raysim.pipeline.optimizer import learning_rate, make_optimizer
@@ -156,6 +157,15 @@ def test_a_gradient_in_evaluation_mode_shares_the_positions_of_its_activation():
     torch.testing.assert_close(x.grad, 2 * y.detach(), rtol=0.05, atol=0.05)
 
 
+def test_a_gradient_shares_the_positions_of_its_own_activation_after_other_calls():
+    link = CompressedLink("TopK(0.25)", shared_indices=True)
+    first, second = (torch.tensor([values], requires_grad=True) for values in ([4.0, 3, 2, 1], [1.0, 2, 3, 4]))
+    y, _ = link(first), link(second)
+    y.sum().backward(retain_graph=True)
+    y.sum().backward()
+    assert first.grad.tolist() == [[2, 0, 0, 0]]
+
+
 @pytest.mark.parametrize(
     "forward", ["Identity", "TopK(0.3)", "Quantize(4)", "EF21(TopK(0.3))", "AQSGD(Quantize(4), key='slot', warmup=0)"]
 )
@@ -264,6 +274,13 @@ def test_a_compiled_model_sends_the_same_messages():
             losses.append(loss.item())
         assert link_report(model)["packets"].tolist() == [3, 3]
     assert losses[:3] == losses[3:]
+
+
+def test_a_disabled_scaler_skips_no_overflow():
+    link = CompressedLink(backward="Quantize(8)", scaler=torch.amp.GradScaler("cpu", enabled=False))
+    y = link(torch.ones(1, 4, requires_grad=True))
+    with pytest.raises(NonFiniteError):
+        (y * math.inf).sum().backward()
 
 
 SCALED = ["Identity", "ErrorFeedback(TopK(0.25))", "EF21(Quantize(4))", "LazyErrorPropagation(WarmStart(LowRank(2)))"]
