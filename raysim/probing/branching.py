@@ -37,10 +37,13 @@ class Branch(NamedTuple):
 class TrainingSnapshot:
     """An in-memory copy of a training: a model's tensors, gradients and modes, other states, and random generators.
 
-    `restore` is bit for bit. Optimiser states are copied directly, since `load_state_dict` would cast them.
+    `restore` is bit for bit. Optimiser states are copied directly, since `load_state_dict` would cast them. A tensor that a
+    step replaces by another one is put back.
     """
 
     def __init__(self, model: nn.Module, state: Sequence[Stateful] = ()) -> None:
+        held = [slots for module in model.modules() for slots in (module._parameters, module._buffers)]
+        self._held = [(slots, dict(slots)) for slots in held]
         self._tensors = [(x, x.detach().clone()) for x in (*model.parameters(), *model.buffers())]
         self._gradients = [(p, None if p.grad is None else p.grad.clone()) for p in model.parameters()]
         self._modes = [(module, module.training) for module in model.modules()]
@@ -60,6 +63,8 @@ class TrainingSnapshot:
 
     def restore(self) -> None:
         """Restore the state; may be called repeatedly."""
+        for slots, tensors in self._held:
+            slots.update(tensors)  # type: ignore[arg-type]
         with torch.no_grad():
             for x, kept in self._tensors:
                 x.copy_(kept)

@@ -102,6 +102,31 @@ def test_gradients_and_modes_are_restored():
     assert loop.optimizer.state == {}
 
 
+class Centred(nn.Module):
+    """Replaces a buffer, instead of writing to it."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(16))
+
+    def forward(self, x):
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(dim=0)
+        return x - self.mean
+
+
+def test_a_buffer_that_a_step_replaces_is_restored():
+    def centred():
+        loop = Loop()
+        loop.model[1] = Centred()
+        return loop
+
+    plain, loop = centred().run(0, 4), centred()
+    batches, state = [loop.batch(i) for i in range(4)], [loop.optimizer, loop.rate]
+    taken = branches(loop.model, [loop.model[2]], ["TopK(0.1)", "Identity"], loop.step, batches, state)
+    assert taken[1].losses == tuple(plain.losses)
+    assert loop.run(0, 4).losses == plain.losses
+
+
 def test_a_slot_is_copied_without_the_rest_of_its_storage():
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
