@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
@@ -25,6 +26,7 @@ from raysim.distributed.exchange import (
     run_rounds,
 )
 from raysim.replication import parse_replica_method
+from raysim.replication.gathered import Dense
 from raysim.replication.layers import WHOLE, Layered
 from raysim.replication.method import Averaged, Memory, ReplicaContext, ReplicaMethod
 
@@ -48,8 +50,10 @@ def hook(
     Call it on every rank, with the same arguments, after wrapping the model. DDP buckets are averaged separately; a model with
     one bucket gets the gradients of `raysim.train` with one stage, bit for bit.
 
-    `momentum`: SGD's momentum, for methods that apply it themselves (`DGC`, `GraVAC` with `dgc_momentum`). The hook then applies it
-    to all gradients, and the optimiser must have none. `steps_per_epoch` is for methods that depend on epochs, `optimizer` for those
+    Accumulate gradients under `model.no_sync()`: every other backward averages, and compresses, all that has been summed so far.
+
+    `momentum`: SGD's momentum, for methods that apply it themselves (`DGC`). The hook then applies it to all gradients, and the
+    optimiser must have none. `steps_per_epoch` is for methods that depend on epochs, `optimizer` for those
     that depend on its learning rate. `batch_size`: samples of a step over all replicas. `seed` seeds random codecs. `scaler`
     scales the loss: gradients are averaged and remembered without its scale, which may change at any step.
 
@@ -110,9 +114,10 @@ class Gradients:
         self._seconds = 0.0
         self._overflows = False  # whether gradients of this step are NaN on all ranks
         self._before = (self._memory, self._of_bucket, self._velocities)  # at the start of a step, until its end
+        self._loaded = False  # whether no step has followed a checkpoint
+        self._steps = 0  # since `hook`
         self._broken: ReplicaError | None = None
-        threads = torch.get_num_threads()
-        self._thread = ThreadPoolExecutor(1, "gradients", initializer=lambda: torch.set_num_threads(threads))
+        self._thread = _thread_of(self._channel.group)
 
     @property
     def _shapes(self) -> Shapes:
@@ -135,7 +140,8 @@ class Gradients:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Load the `state_dict` of the same rank; raises ValueError if its method or model differs, or it is another rank's.
 
-        Parameters are matched by name, whether or not the model was compiled or wrapped.
+        Parameters are matched by name, whether or not the model was compiled or wrapped. DDP has other buckets in a new model's
+        first step: methods that decide for a whole bucket, such as `GraVAC`, then average it uncompressed.
         """
         if state["method"] != repr(self.method):
             raise ValueError(f"`method` must be {state['method']}, as in the checkpoint, but got {self.method!r}.")
@@ -145,7 +151,7 @@ class Gradients:
         plain, shapes = plain_names(held), state.get("parameters", self._shapes)
         saved = {name: tuple(shapes[key]) for key, name in plain_names(shapes).items()}
         check_parameters(saved | {name: () for name in plain.values() if name not in saved}, self._shapes)
-        self.step = state["step"]
+        self.step, self._loaded = state["step"], True
         self._memory = {f"{key.rpartition('/')[0]}/{plain[_parameter(key)]}": x for key, x in state["memory"].items()}
         self._of_bucket = {}
         for key, saved_names in buckets.items():
@@ -154,7 +160,7 @@ class Gradients:
         self._velocities = {plain[name]: x for name, x in state["velocities"].items()}
 
     def report(self) -> "pd.DataFrame":
-        """Return one row: steps, the bytes that this rank sent, the bytes of an uncompressed all-reduce, and seconds.
+        """Return one row: steps since `hook`, the bytes that this rank sent, those of an uncompressed all-reduce, and seconds.
 
         `seconds` are spent in codecs and in waiting for other ranks, partly overlapping with the backward.
         """
@@ -162,7 +168,7 @@ class Gradients:
 
         row = {
             "codec": repr(self.method),
-            "steps": self.step,
+            "steps": self._steps,
             "wire_bytes": self._channel.sent_bytes,
             "dense_bytes": self._dense_bytes,
             "factor": self._dense_bytes / self._channel.sent_bytes if self._channel.sent_bytes else None,
@@ -213,7 +219,7 @@ class Gradients:
                 gradient.fill_(math.nan)
         self._seconds += time.perf_counter() - start
         if last:
-            self.step += 1
+            self.step, self._steps, self._loaded = self.step + 1, self._steps + 1, False
             if self._overflows:
                 self._memory, self._of_bucket, self._velocities = self._before
             self._before = ({}, {}, {})
@@ -228,12 +234,13 @@ class Gradients:
         names = tuple(held)
         memory = {key: x for key, x in self._memory.items() if _parameter(key) in held} | self._of_bucket.get(names, {})
         layers = self._of_row(names)
-        rounds = self.method.average(gradients, _join(memory, layers), self._context(index))
+        # DDP puts a new model into other buckets in its first step: one that decides by bucket skips it, to go on as loaded
+        skips = self._loaded and bool(self._of_bucket) and names not in self._of_bucket
+        method = Dense() if skips else self.method
+        rounds = method.average(gradients, _join(memory, layers), self._context(index))
         num_values = sum(gradient.numel() for gradient in gradients.values())
         try:
-            exchange = run_rounds(
-                rounds, self._channel, self.method.table(names), names, stage=index, num_values=num_values
-            )
+            exchange = run_rounds(rounds, self._channel, method.table(names), names, stage=index, num_values=num_values)
         except ReplicaError as error:
             if not overflowed(error, self._channel, self._parameters.values()):
                 raise
@@ -248,8 +255,9 @@ class Gradients:
             held[name].copy_(gradient.view_as(held[name]))
             if scale != 1.0:
                 held[name].mul_(scale)
-        after = _split(averaged.memory, layers)
-        self._keep({key: x for key, x in after.items() if _parameter(key) not in unused}, names)
+        if not skips:
+            after = _split(averaged.memory, layers)
+            self._keep({key: x for key, x in after.items() if _parameter(key) not in unused}, names)
         self._dense_bytes += exchange.account.dense_bytes
 
     def _keep(self, memory: Memory, names: tuple[str, ...]) -> None:
@@ -311,7 +319,9 @@ class Gradients:
                 raise ValueError(
                     f"`{argument}` must be given for {method!r}, which depends on {need.replace('_', ' ')}."
                 )
-        if self._optimizer is not None and self._momentum is not None and self._optimizer.defaults.get("momentum"):
+        groups = [] if self._optimizer is None else self._optimizer.param_groups
+        own = max((group.get("momentum") or 0.0 for group in groups), default=0.0)
+        if own and self._momentum is not None:
             raise ValueError("`momentum` is applied by the hook: the optimiser must have none, but has its own.")
         if method.optimizers is not None and self._optimizer is not None:
             rule = type(self._optimizer).__name__.lower()
@@ -320,10 +330,22 @@ class Gradients:
                     f"`optimizer` must be {' or '.join(sorted(method.optimizers))} with {method!r}, but got {rule}."
                 )
         try:
-            method.check(shapes, self._channel.size, self._momentum)
+            momentum = self._momentum if method.keeps_momentum else self._momentum or own or None
+            method.check(shapes, self._channel.size, momentum)
         except ValueError as error:
             raise ValueError(f"`method`: {error}") from None
         return method
+
+
+_threads: WeakKeyDictionary[dist.ProcessGroup, ThreadPoolExecutor] = WeakKeyDictionary()
+
+
+def _thread_of(group: dist.ProcessGroup) -> ThreadPoolExecutor:
+    """Return the thread in which all models of a group exchange, one bucket after another: messages do not say whose they are."""
+    if group not in _threads:
+        threads = torch.get_num_threads()
+        _threads[group] = ThreadPoolExecutor(1, "gradients", initializer=lambda: torch.set_num_threads(threads))
+    return _threads[group]
 
 
 def _communicate(gradients: Gradients, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]

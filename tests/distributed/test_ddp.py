@@ -129,6 +129,21 @@ def test_a_memory_that_is_the_same_on_all_ranks_may_be_that_of_another(ranks):
     assert all(torch.equal(one[key], other[key]) for key in one)
 
 
+def test_two_models_may_share_a_backward(ranks):
+    for rank in ranks:
+        apart, at_once = rank["together"]
+        assert torch.equal(apart, at_once)
+
+
+def test_controllers_of_buckets_go_on_from_a_checkpoint(ranks):
+    """But for a new model's first step, for which DDP has other buckets."""
+    for rank in ranks:
+        (before, after), steps = rank["decided"]
+        assert len(before) > 1
+        assert after == {names: count + 2 for names, count in before.items()}
+        assert steps == 3
+
+
 SENTENCES = [
     "All ranks must average gradients alike, but the method differs between ranks 1 and 0: TopK(0.2) and TopK(0.1).",
     "TopKk",
@@ -139,6 +154,7 @@ SENTENCES = [
     "`steps_per_epoch` must be given for DGC(0.1, ramp=2), which depends on epochs.",
     "`optimizer` must be given for Accordion(LowRank(4), LowRank(1)), which depends on learning rate.",
     "`method`: `rank` must be at most 32, the rank of the largest matrix of the stage (weight), but got 40.",
+    "`method`: `optimizer.momentum` must be 0 with DeMo, which keeps a momentum itself, but got 0.9.",
     "Replica 1 could not average its gradients: A tensor to send by Quantize(4) holds NaN or infinity.",
     "`method` must be TopK(0.2), as in the checkpoint, but got TopK(0.1).",
     "whose memory is its own, but is that of rank ",

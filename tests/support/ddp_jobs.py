@@ -203,6 +203,40 @@ def of_another_rank(rank, world_size):
     return gradients.state_dict()["memory"]
 
 
+def together(rank, world_size, method):
+    """Return the parameters of two models after some steps, with a backward for each of them, and with one for both."""
+    ends = []
+    for at_once in (False, True):
+        torch.manual_seed(0)
+        models = nn.ModuleList([DistributedDataParallel(nn.Linear(200, 200)) for _ in range(2)])
+        for model in models:
+            ddp.hook(model, method)
+        optimizer = torch.optim.SGD(models.parameters(), lr=0.1)
+        for step in range(4):
+            x = torch.randn(8, 200, generator=torch.Generator().manual_seed(10 * step + rank))
+            losses = [scale * model(x).square().mean() for scale, model in enumerate(models, 1)]
+            for loss in [sum(losses)] if at_once else losses:
+                loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        ends.append(torch.cat([p.detach().view(-1) for p in models.parameters()]))
+    return ends
+
+
+def decided(rank, world_size):
+    """Return the steps that the controllers of a model in several buckets have seen before and after a checkpoint."""
+    found, state = [], None
+    for steps in (range(5), range(5, 8)):
+        model = stack()
+        gradients = ddp.hook(model, "GraVAC(2, 50, epsilon=0.5, window=100, min_values=16)", batch_size=16)
+        if state is not None:
+            gradients.load_state_dict(state)
+        steps_of(model, rank, torch.optim.SGD(model.parameters(), lr=0.1), steps)
+        state = gradients.state_dict()
+        found.append({names: int(kept["controller/whole"][3]) for names, kept in state["buckets"].items()})
+    return found, gradients.report()["steps"].item()
+
+
 class _Compiled(nn.Module):
     """A wrapper that names its module as `torch.compile` does."""
 
@@ -232,10 +266,14 @@ def refusals(rank, world_size):
         {"method": "DGC(0.1, ramp=2)", "momentum": 0.9},
         {"method": "Accordion(LowRank(4), LowRank(1))", "steps_per_epoch": 4},
         {"method": "PowerSGD(40)"},
+        {"method": "DeMo", "optimizer": {"momentum": 0.9}},
     ]
     for case in cases:
         try:
-            ddp.hook(model(), **case)
+            made = model()
+            if "optimizer" in case:
+                case["optimizer"] = torch.optim.SGD(made.parameters(), lr=0.1, **case["optimizer"])
+            ddp.hook(made, **case)
             said.append(None)
         except ValueError as error:
             said.append(str(error))
@@ -294,4 +332,6 @@ def everything(rank, world_size, jobs, methods):
         },
         "of another rank": of_another_rank(rank, world_size),
         "renamed": renamed(rank, world_size),
+        "together": together(rank, world_size, "ErrorFeedback(TopK(0.1))"),
+        "decided": decided(rank, world_size),
     }
