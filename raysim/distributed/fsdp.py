@@ -70,19 +70,23 @@ def compress(
             raise ValueError("`model` must hold modules of FSDP2: call `fully_shard` on them first.")
         for module in modules:
             module.reshard()  # after a forward it may hold whole parameters
+        groups = [module._get_fsdp_state() for module in modules]  # one for all modules of a list that was sharded
+        numbers = {group: i for i, group in enumerate(dict.fromkeys(groups))}
         owners = {
-            parameter: i for i, module in enumerate(modules) for parameter in module.parameters()
+            parameter: numbers[group]
+            for group, module in zip(groups, modules, strict=True)
+            for parameter in module.parameters()
         }  # innermost last
         plain = plain_names(name for name, _ in model.named_parameters())
-        owned: list[dict[str, nn.Parameter]] = [{} for _ in modules]
+        owned: list[dict[str, nn.Parameter]] = [{} for _ in numbers]
         for name, parameter in model.named_parameters():
             if parameter in owners:
                 owned[owners[parameter]][plain[name]] = parameter
         reductions = [
             _ReduceScatter(parsed.compressor, i, seed, of_module, scaler) for i, of_module in enumerate(owned)
         ]
-        for module, reduction in zip(modules, reductions, strict=True):
-            module.set_custom_reduce_scatter(reduction)  # type: ignore[arg-type]  # has the two methods called by FSDP
+        for group, module in zip(groups, modules, strict=True):
+            module.set_custom_reduce_scatter(reductions[numbers[group]])  # type: ignore[arg-type]  # has the two methods called by FSDP
         return ShardedGradients(parsed, reductions)
 
     group = next((p.device_mesh.get_group(-1) for p in model.parameters() if isinstance(p, DTensor)), None)

@@ -85,6 +85,12 @@ def test_a_scaler_s_steps_are_those_without_it_and_an_overflow_changes_no_memory
         assert torch.equal(skipping, without)
 
 
+def test_modules_sharded_as_a_list_are_reduced_together(ranks):
+    for rank in ranks:
+        whole, listed = rank["listed"]
+        assert torch.equal(whole, listed)
+
+
 class Layers:
     """The model of `fsdp_jobs.scattered`, as advice sees one."""
 

@@ -161,6 +161,24 @@ def in_turn(rank, world_size, *, freezes):
         model(torch.randn(4, 8), step).sum().backward()
 
 
+def listed(rank, world_size, method):
+    """Return the parameters of a model with its layers in one group: that of the whole model, and that of a list."""
+    ends = []
+    for as_list in (False, True):
+        model, mesh = build(), init_device_mesh("cpu", (world_size,))
+        if as_list:
+            fully_shard([model[0], model[2]], mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        fsdp.compress(model, method)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(3):
+            model(batch(step, rank)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        ends.append(torch.cat([p.full_tensor().detach().view(-1) for p in model.parameters()]))
+    return ends
+
+
 def refusals(rank, world_size):
     """Return the sentences that this rank is given."""
 
@@ -215,5 +233,6 @@ def everything(rank, world_size):
         "bytes": [train(rank, world_size, text, steps)[1] for text in ("Cast('bfloat16')", "Quantize(4)")],
         "scattered": [scattered(rank, world_size, text) for text in CODED],
         "overflows": {method: overflows(rank, world_size, method) for method in SCALED},
+        "listed": listed(rank, world_size, method),
         "refusals": refusals(rank, world_size),
     }
