@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from raysim.codecs import NonFiniteError
 from raysim.nn.link import CompressedLink
+from raysim.quality import MEASURES
 from raysim.units import format_bytes
 
 if TYPE_CHECKING:
@@ -28,10 +29,13 @@ class Branch(NamedTuple):
     losses: tuple[float, ...]
 
     def harm(self, dense: Branch) -> float:
-        """Return by how many per cent the mean loss exceeds `dense`'s over the second half of the steps."""
+        """Return by how many per cent the mean loss exceeds `dense`'s over the second half of the steps.
+
+        NaN if that is not above 0, as with other harms.
+        """
         half = len(self.losses) // 2
         own, other = (math.fsum(each.losses[half:]) for each in (self, dense))
-        return 100 * (own / other - 1) if other else math.nan
+        return MEASURES["loss"].harm(own, other)
 
 
 class TrainingSnapshot:
@@ -63,8 +67,8 @@ class TrainingSnapshot:
 
     def restore(self) -> None:
         """Restore the state; may be called repeatedly."""
-        for slots, tensors in self._held:
-            slots.update(tensors)  # type: ignore[arg-type]
+        for own, before in self._held:
+            own.update(before)  # type: ignore[arg-type]
         with torch.no_grad():
             for x, kept in self._tensors:
                 x.copy_(kept)

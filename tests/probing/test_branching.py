@@ -1,5 +1,6 @@
 """Branches in a user's own loop: the training goes on as if they had not been, and dense ones are its own next steps."""
 
+import math
 import random
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 from torch import nn
 
 from raysim.nn import CompressedLink
-from raysim.probing import TrainingSnapshot, branches, probe
+from raysim.probing import Branch, TrainingSnapshot, branches, probe
 
 OPTIMIZERS = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
@@ -87,6 +88,12 @@ def test_a_candidate_is_a_model_with_links():
     layers = list(linked.model)
     linked.model = nn.Sequential(*layers[:3], CompressedLink("Quantize(3)", "Quantize(3)"), *layers[3:])
     assert taken.losses == tuple(linked.run(0, 4).losses)
+
+
+@pytest.mark.parametrize(("own", "dense", "harm"), [(3.0, 2.0, 50.0), (-1.0, -2.0, math.nan), (1.0, 0.0, math.nan)])
+def test_harm_is_a_share_of_the_dense_loss_which_must_be_above_zero(own, dense, harm):
+    found = Branch("TopK(0.1)", (9.0, own)).harm(Branch("Identity", (9.0, dense)))
+    assert found == pytest.approx(harm, nan_ok=True)
 
 
 def test_gradients_and_modes_are_restored():
