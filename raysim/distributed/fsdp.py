@@ -225,7 +225,7 @@ class _ReduceScatter:
                 step=self.step,
                 epoch=0,
                 microbatch=0,
-                sample_ids=(),
+                sample_ids=(0,),
                 key=derive_key(self.seed, "replica gradient", channel.rank, owner, self.index, self.step),
             )
             state = {0: self.state[owner]} if owner in self.state else {}

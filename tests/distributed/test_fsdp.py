@@ -58,7 +58,7 @@ def test_reduce_scatters_have_their_closed_form_and_go_on_from_a_checkpoint(rank
 
 
 @pytest.mark.parametrize("method", ["ErrorFeedback(TopK(0.2){})", "MixedErrorFeedback(TopK(0.4){})"])
-@pytest.mark.parametrize("key", ["", ", key='link'"])
+@pytest.mark.parametrize("key", ["", ", key='link'", ", key='sample'"])
 def test_shards_get_all_that_was_fed_but_what_ranks_remember(method, key, monkeypatch):
     """Each rank remembers the residual of every other rank's shard."""
     monkeypatch.setattr(fsdp._ReduceScatter, "_check_whole", lambda *_: None)  # these shards are of no parameters
