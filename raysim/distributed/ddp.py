@@ -48,7 +48,7 @@ def hook(
     """Make DDP average a model's gradients by `method`, in raysim's notation, and return the averager.
 
     Call it on every rank, with the same arguments, after wrapping the model. DDP buckets are averaged separately; a model with
-    one bucket gets the gradients of `raysim.train` with one stage, bit for bit.
+    one bucket gets the gradients of `raysim.train` with one stage, bit for bit. All are averaged in float32.
 
     Accumulate gradients under `model.no_sync()`: every other backward averages, and compresses, all that has been summed so far.
 
@@ -258,7 +258,8 @@ class Gradients:
         if not skips:
             after = _split(averaged.memory, layers)
             self._keep({key: x for key, x in after.items() if _parameter(key) not in unused}, names)
-        self._dense_bytes += exchange.account.dense_bytes
+        itemsize = next(iter(held.values())).itemsize  # plain DDP sends them in their own type
+        self._dense_bytes += exchange.account.dense_bytes * itemsize // torch.float32.itemsize
 
     def _keep(self, memory: Memory, names: tuple[str, ...]) -> None:
         """Keep the memory of a bucket with these parameters, in place of that of buckets which DDP has rebuilt since."""

@@ -129,6 +129,11 @@ def test_a_memory_that_is_the_same_on_all_ranks_may_be_that_of_another(ranks):
     assert all(torch.equal(one[key], other[key]) for key in one)
 
 
+def test_dense_bytes_are_those_of_the_gradients_own_type(ranks):
+    for rank in ranks:
+        assert rank["dense bytes"] == [4 * 24 * 25, 2 * 24 * 25]
+
+
 def test_two_models_may_share_a_backward(ranks):
     for rank in ranks:
         apart, at_once = rank["together"]

@@ -237,6 +237,17 @@ def decided(rank, world_size):
     return found, gradients.report()["steps"].item()
 
 
+def dense_bytes(rank, world_size):
+    """Return the bytes of a plain all-reduce of a model in float32, and in bfloat16."""
+    found = []
+    for dtype in (torch.float32, torch.bfloat16):
+        model = DistributedDataParallel(nn.Linear(24, 24).to(dtype))
+        gradients = ddp.hook(model, "TopK(0.1)")
+        model(torch.ones(2, 24, dtype=dtype)).sum().backward()
+        found.append(gradients.report()["dense_bytes"].item())
+    return found
+
+
 class _Compiled(nn.Module):
     """A wrapper that names its module as `torch.compile` does."""
 
@@ -334,4 +345,5 @@ def everything(rank, world_size, jobs, methods):
         "renamed": renamed(rank, world_size),
         "together": together(rank, world_size, "ErrorFeedback(TopK(0.1))"),
         "decided": decided(rank, world_size),
+        "dense bytes": dense_bytes(rank, world_size),
     }
