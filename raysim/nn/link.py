@@ -153,7 +153,8 @@ def _stay_eager() -> None:
 
 def _own_memory(y: Tensor, x: Tensor) -> Tensor:
     """Return `y`, or a copy of it if it shares memory with `x`."""
-    return y.clone() if y.untyped_storage().data_ptr() == x.untyped_storage().data_ptr() else y
+    held = x.untyped_storage()  # of which `x` may be a part, as a chunk of a batch is
+    return y.clone() if held.data_ptr() <= y.data_ptr() < held.data_ptr() + held.nbytes() else y
 
 
 def parse_methods(forward: str, backward: str, *, shared_indices: bool = False) -> tuple[Compressor, Compressor]:

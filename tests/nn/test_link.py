@@ -184,6 +184,12 @@ def test_a_layer_in_place_may_follow_a_link(forward):
     assert torch.equal(outputs(inplace=True), outputs(inplace=False))
 
 
+def test_a_layer_in_place_leaves_the_tensor_alone_of_which_a_link_takes_a_part():
+    whole = torch.ones(4, 8).tanh()
+    CompressedLink()(whole[2:]).mul_(2)
+    assert torch.equal(whole, torch.ones(4, 8).tanh())
+
+
 def test_short_step_is_ended_by_end_step():
     link = CompressedLink("ErrorFeedback(TopK(0.25))", num_microbatches=4)
     x = torch.ones(1, 8)
