@@ -112,6 +112,8 @@ def test_gradients_and_modes_are_restored():
 class Centred(nn.Module):
     """Replaces a buffer, instead of writing to it."""
 
+    mean: torch.Tensor
+
     def __init__(self):
         super().__init__()
         self.register_buffer("mean", torch.zeros(16))
