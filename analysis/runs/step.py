@@ -185,7 +185,7 @@ class Replay:
         if fresh:
             delay = int(self.row.get("exchange_delay") or 0)
             profiles = list(self.profiles.values())
-            seconds = overlapped_steps(self._seconds, profiles, fresh, delay, self.interval)
+            seconds = overlapped_steps(self._seconds, profiles, fresh, delay, self.interval, self.recording.owner)
             self._step_s.update(zip(fresh, seconds, strict=True))
         return np.stack([self._step_s[network] for network in networks])
 

@@ -116,10 +116,12 @@ def overlapped_steps(
     networks: Sequence[Network],
     num_steps: int,
     interval: float,
+    owner: ArrayLike,
 ) -> Floats:
     """Return the seconds (networks, profiles) of steps whose exchange may overlap the next `num_steps` steps; see `overlapped`.
 
-    `step_s` prices steps that wait for their exchange. `interval`: steps from one exchange to the next.
+    `step_s` prices steps that wait for their exchange. `interval`: steps from one exchange to the next. `owner`: worker of each stage,
+    which runs the codecs of its stages in turn.
     """
     if num_steps:
         profiles = [after_pipelines(profile) for profile in profiles]
@@ -128,7 +130,8 @@ def overlapped_steps(
         costs = profiles if exchanging else [*map(without_exchange, profiles)]
         return step_s(costs, networks if latent else [network.without_latency for network in networks])
 
-    return overlapped(seconds, np.array([profile.method_s.max() for profile in profiles]), num_steps, interval)
+    codec_s = np.array([np.bincount(owner, profile.method_s).max() for profile in profiles])
+    return overlapped(seconds, codec_s, num_steps, interval)
 
 
 def spread_as_of_many(shares: ArrayLike) -> Floats:

@@ -116,7 +116,8 @@ class TimedStep:
         """Return the seconds of every kind on every network: shape (networks, kinds); later steps may hide part of an exchange."""
         profiles = [profile for _, profile in self.kinds]
         try:
-            return overlapped_steps(self._waiting, profiles, networks, self.averaging_delay, self.interval)
+            owner = self.schedule.workers(self.profile.num_stages)
+            return overlapped_steps(self._waiting, profiles, networks, self.averaging_delay, self.interval, owner)
         except ValueError as error:
             raise InputError(str(error)) from None
 

@@ -1,8 +1,13 @@
 """Seconds of steps whose exchange goes on under later steps, against counts by hand."""
 
+import numpy as np
 import pytest
 
 from raysim.network.prices import overlapped
+from raysim.network.profile import Profile
+from raysim.network.timed_step import TimedStep
+from raysim.network.topology import FREE
+from raysim.schedules import Interleaved1F1B
 
 QUIET, CODEC, BUSY, LATENCY = 2.0, 0.5, 7.0, 4.0
 
@@ -29,3 +34,12 @@ def seconds(exchanging: bool, latent: bool) -> float:
 def test_exchange_is_hidden_until_next_exchange(num_steps: int, interval: int, added: float) -> None:
     expected = QUIET + CODEC + added
     assert overlapped(seconds, CODEC, num_steps, interval) == pytest.approx(expected)
+
+
+def test_no_later_step_hides_the_codecs_of_all_stages_of_a_worker() -> None:
+    profile = Profile.uniform(num_stages=4, forward_s=1.0, backward_s=2.0, method_s=np.array([5.0, 6.0, 3.0, 4.0]))
+    waiting, hidden = (
+        TimedStep([(1.0, profile)], Interleaved1F1B(2), num_microbatches=4, num_replicas=2, averaging_delay=delay)
+        for delay in (0, 1)
+    )
+    assert hidden.step_s(FREE) == pytest.approx(waiting.step_s(FREE))  # transfers take no time
