@@ -156,7 +156,7 @@ class Sharded:
         apart = shape[2] > WEIGHTS
         for stage, units in enumerate(self.stages):
             gather_s, scatter_s = self._seconds(units, profile, hosts[:, stage], networks)
-            first, last = _ends(table, stage) if once else (slice(None), slice(None))
+            first, last = (0, -1) if once else (slice(None), slice(None))
             plan = [(FORWARD, first, True, False)]
             if self.sharding.reshard_after == "forward":
                 plan += [(BACKWARD, slice(None), True, not apart)]
@@ -251,11 +251,3 @@ def chain_s(
             wire = np.maximum(wire, done) + scatter_s[i]
     end: Floats = np.maximum(done, wire)
     return end
-
-
-def _ends(table: ActionTable, stage: int) -> tuple[int, int]:
-    """Return the microbatches of a stage's first forward and of its last backward, or W."""
-    own = table.stage == stage
-    last = WEIGHTS if (table.op[own] == WEIGHTS).any() else BACKWARD
-    forwards, backwards = (table.microbatch[own & (table.op == op)] for op in (FORWARD, last))
-    return int(forwards[0]), int(backwards[-1])

@@ -16,8 +16,9 @@ from raysim.forecast.timings import Timings
 from raysim.network.presets import parse_network
 from raysim.network.profile import Profile
 from raysim.network.sharding import FSDP, RESHARDS, Sharded, Units, chain_s, parse_sharding
+from raysim.network.timed_step import TimedStep
 from raysim.network.topology import FREE, Network
-from raysim.schedules import GPipe
+from raysim.schedules import Action, Custom, GPipe
 from raysim.schedules.arrays import make_table
 
 SECONDS = st.floats(0, 10)
@@ -117,6 +118,17 @@ def test_sharded_step_tends_to_unsharded_with_bandwidth(schedule: str, sharding:
     assert seconds[-1] == pytest.approx(alone.step_s, rel=1e-5)
     assert min(seconds) >= alone.step_s - 1e-9
     assert step.simulate(FREE).step_s == alone.step_s
+
+
+def test_gradients_are_scattered_in_the_last_backward_even_if_only_others_are_split() -> None:
+    rows = [["0F0", "0B0", "0F1", "0B1"], ["1F0", "1B0", "1W0", "1F1", "1B1"]]
+    schedule = Custom.of_rows("rows.csv", [[*map(Action.parse, row)] for row in rows])
+    profile = Profile.uniform(num_stages=2, forward_s=1.0, backward_s=1.0, weight_s=1.0)
+    units = tuple(Units.even(1, gather_bytes=0.0, scatter_bytes=size) for size in (0.0, 4e6))
+    sharded = Sharded(FSDP(2, reshard_after="step"), units)
+    step = TimedStep([(1.0, profile)], schedule, num_microbatches=2, num_replicas=2, sharded=sharded)
+    assert step.step_s(FREE) == 11.0
+    assert step.step_s(Network(8e6)) == pytest.approx(13.0)  # 2 s before stage 1 sends its last gradient
 
 
 def test_a_single_shard_is_the_dense_step() -> None:
