@@ -43,6 +43,9 @@ def profiles_from_actions(columns: Mapping[str, ArrayLike], **overheads: Any) ->
         np.asarray(columns[name])[chosen].astype(np.int64) for name in ("step", "replica", "stage", "microbatch")
     )
     values = {name: _numbers(np.asarray(columns[column])[chosen]) for name, column in taken.items()}
+    if np.isnan(values["cpu_s"]).all():  # on a GPU
+        del values["cpu_s"]
+    values = {name: np.nan_to_num(column) for name, column in values.items()}
     shape = (int(replica.max()) + 1, int(stage.max()) + 1, max(int(op.max()) + 1, 2), int(microbatch.max()) + 1)
     index = np.ravel_multi_index((replica, stage, op, microbatch), shape)
     lacking = np.indices(shape)[2].reshape(-1) == OPS.index("W")  # costs nothing if backward is not split
@@ -82,7 +85,7 @@ def mean_profile(profiles: Sequence[Profile]) -> Profile:
 
 
 def _numbers(column: NDArray[Any]) -> Floats:
-    """Return a column as numbers with null as zero, since an action without a packet has no bytes."""
+    """Return a column as numbers with null as NaN."""
     if column.dtype == object:
-        column = np.array([0.0 if value is None else float(value) for value in column])
-    return np.nan_to_num(column.astype(np.float64))
+        column = np.array([np.nan if value is None else float(value) for value in column])
+    return column.astype(np.float64)

@@ -13,6 +13,7 @@ from raysim.network.presets import DEVICES, parse_network
 from raysim.network.profile import Profile
 from raysim.network.recorded import mean_profile, profiles_from_actions
 from raysim.network.simulate import simulate
+from raysim.network.topology import Placement
 from raysim.schedules.families import OneFOneB
 
 Columns = dict[str, NDArray[np.generic]]
@@ -67,6 +68,13 @@ def test_other_rows_are_left_out_and_nulls_are_zero() -> None:
     extended["op"][-1] = "U"
     profile = profiles_from_actions(extended)[0]
     assert np.count_nonzero(profile.wire_bytes == 0) == 3
+
+
+def test_unknown_cpu_seconds_stay_unknown() -> None:
+    columns = recorded(steps=1, replicas=1)
+    on_gpu = profiles_from_actions(columns | {"compute_cpu_s": np.full(len(columns["op"]), np.nan)})[0]
+    alone_s = on_gpu.alone_s(Placement((0, 1, 2), cores=(1.0,) * 3))
+    np.testing.assert_array_equal(alone_s, on_gpu.compute_s)
 
 
 def test_incomplete_or_doubled_steps_are_refused() -> None:
