@@ -169,6 +169,8 @@ def _from_csv(text: str, name: str) -> Network:
                 (int(line["source"]), int(line["target"])),
                 (float(line["bandwidth_bps"]), float(line["latency_s"])),
             )
+            if None in line:
+                raise ValueError("more than four cells")
         except (TypeError, ValueError):
             raise ValueError(
                 f"A line must hold the numbers of two hosts, a bandwidth and a latency, but got {list(line.values())!r}."

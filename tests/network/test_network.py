@@ -342,6 +342,11 @@ def test_csv_file(tmp_path: Path) -> None:
         ),
         (
             "a.csv",
+            "source,target,bandwidth_bps,latency_s\n0,1,1,000,000,0.01\n",  # with commas for thousands
+            r"^A line must hold the numbers of two hosts, a bandwidth and a latency",
+        ),
+        (
+            "a.csv",
             "source,target,bandwidth_bps,latency_s\n0,1,1,0\n0,1,2,0\n",
             r"^A link must be given once, but got 0 to 1 twice",
         ),
