@@ -99,7 +99,7 @@ class Timings(Strict):
     decode_s: ByStage = 0.0
     """Seconds to decompress a message."""
     update_s: ByStage = 0.0
-    """Seconds of the optimiser."""
+    """Seconds of an update."""
     step_s: Seconds = 0.0
     """Seconds of every step in addition to all else."""
     gradient_bytes: ByStage = 0.0
@@ -216,7 +216,8 @@ def timed_step(
     between steps. `averaging_delay`: steps by which an average may lag. Raises InputError.
     """
     try:
-        rows = parse_weights(weights).order(parse_schedule(schedule) if isinstance(schedule, str) else schedule)
+        policy = parse_weights(weights)
+        rows = policy.order(parse_schedule(schedule) if isinstance(schedule, str) else schedule)
         count = num_microbatches if num_microbatches is not None else profile.num_microbatches or 1
         table = make_table(rows, profile.num_stages, count)
         if count != profile.num_microbatches:
@@ -228,6 +229,8 @@ def timed_step(
                     "share of it (0.34 to 0.42 in tables 4 and 9 of Qi et al. 2024), or time the two parts."
                 )
             profile = profile.split_backward(weight_share)
+        if policy.updates_each_microbatch:
+            profile = replace(profile, update_s=count * profile.update_s)
         replicas = num_replicas if num_replicas is not None else profile.num_replicas
         if profile.num_replicas == 1:
             profile = replace(profile, transfers=of_each_replica(profile.transfers, replicas))

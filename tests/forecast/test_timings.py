@@ -68,6 +68,12 @@ def test_steps_may_follow_without_a_flush() -> None:
         Timings(**thirds, weights="Stashed").step()
 
 
+@pytest.mark.parametrize(("weights", "updates"), [("Stashed", 4), ("Stashed(update='step')", 1), ("Synchronous", 1)])
+def test_every_update_takes_its_seconds(weights: str, updates: int) -> None:
+    alone = Timings(num_stages=1, num_microbatches=4, forward_s=1.0, backward_s=2.0, update_s=0.5, weights=weights)
+    assert alone.step().step_s(FREE) == pytest.approx(4 * 3.0 + updates * 0.5)
+
+
 def test_lists_have_a_value_for_each_stage() -> None:
     timings = Timings(**WHOLE | {"forward_s": (0.01, 0.03, 0.01, 0.01), "message_bytes": (3e5, 2e5, 1e5, 0)})
     profile = timings.step().profile
