@@ -216,6 +216,11 @@ def _forecast(
     codec_bytes_per_s = _codec_speed(device, codec_bytes_per_s, notes)
     links = link_costs(config, parts.boundaries, codec_bytes_per_s, notes)
     notes.append(f"Transport {transport}.")
+    if config.compress_from:
+        notes.append(
+            f"Priced are the compressed steps, from `compress_from` = {config.compress_from} on; those before are dense, and count as "
+            "compressed in the seconds of the run."
+        )
     num_workers = config.num_replicas * len(config.executed_schedule.rows(num_stages, config.num_microbatches))
     compute, num_ops = compute.over(transport, num_workers), compute.compute_s.shape[2]
     notes += _schedule_notes(config, weight_shares)

@@ -425,6 +425,11 @@ def test_the_bench_of_codecs_measures_those_asked_for(tmp_path):
     assert {row["codec"] for row in rows} == {"Quantize(4)"}
 
 
+def test_dense_steps_before_compression_are_named() -> None:
+    later = forecast("digits-cnn", "forward=TopK(0.1)", "compress_from=5", device="T4")
+    assert any("`compress_from` = 5" in note for note in later.notes)
+
+
 def test_gather_larger_than_dense_average_is_reported() -> None:
     replicas = ("num_replicas=14", "batch_size=14", "num_stages=1", "num_microbatches=1")
     gathered = forecast("digits-cnn", *replicas, "replica_gradient=Quantize(8)", device="T4", transport="nccl")
