@@ -73,7 +73,9 @@ def advise(
     ] = None,
     local_steps: Annotated[str, typer.Option(help="Steps between two exchanges of DiLoCo.")] = "10,100,500",
     tried: Tried = None,
-    recompute: Annotated[bool, typer.Option("--recompute", help="Compute forwards again, to save memory.")] = False,
+    recompute: Annotated[
+        bool, typer.Option("--recompute", help="Compute forwards again, to save memory, as the recipe may.")
+    ] = False,
     efficiency: Efficiency = 0.4,
     transport: Annotated[
         str, typer.Option(callback=check_transport, help="The transport of packets: nccl, gloo, ray or bare.")

@@ -202,6 +202,8 @@ def _check(job: Job, own: HostLayout, networks: Sequence[Network], tried: Sequen
     methods = {each.replica_gradient for each in tried} - {IDENTITY}
     if own.replicas == 1 and methods:
         raise InputError("`--try`: `replica_gradient` needs replicas, but the job is one pipeline: add --replicas 2.")
+    if own.workers == 1 and any(Proposal(own, *each[:2]).links_coded for each in tried):
+        raise InputError("`--try`: `forward` and `backward` need links, but each replica is one stage: add --stages 2.")
     for method in methods if own.sharding is not None else ():
         local = method.startswith("DiLoCo")
         if local != (own.groups > 1):

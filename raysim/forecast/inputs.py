@@ -85,7 +85,7 @@ def make_job(
         config = model.config
         batch = batch or config.batch_size
         microbatch = microbatch or config.microbatch_size
-        dtype = config.dtype
+        dtype, recompute = config.dtype, recompute or config.recompute
     else:
         batch, microbatch, dtype = batch or BATCH * fleet.hosts, microbatch or 1, "bfloat16"
     try:

@@ -23,8 +23,7 @@ from raysim.network.timed_step import TimedStep
 from raysim.network.transport import DDP, Averaging, Transport
 from raysim.notation import InputError
 from raysim.schedules import Schedule
-from raysim.schedules.actions import peak_in_flight
-from raysim.schedules.arrays import make_table
+from raysim.schedules.arrays import OPS, make_table
 
 STATE_BYTES = 16
 """For each parameter: weights and gradients in 16 bits; master weights and two Adam moments in 32."""
@@ -36,8 +35,6 @@ RECOMPUTED_SHARE = 2 / 34
 """Share of a block's saved tensors that is kept with recomputation: its input."""
 ROW_VALUES = 1024
 """Values of a row when a shard, one flat tensor, is counted as a matrix."""
-FEW_MICROBATCHES = 4
-"""For each worker: more microbatches do not raise the number in flight, unless all are in flight."""
 
 
 Model = ModelShape | RecipeModel
@@ -243,14 +240,15 @@ class Job:
 
     @lru_cache(maxsize=64)  # noqa: B019
     def in_flight(self, layout: HostLayout) -> tuple[int, ...]:
-        """Return the largest number of microbatches in flight at each stage, with `FEW_MICROBATCHES` a worker."""
+        """Return the largest number of microbatches in flight at each stage."""
         num_stages, count = self.num_stages(layout), self.num_microbatches(layout)
-        few = min(count, FEW_MICROBATCHES * layout.workers)
-        rows, owner = self.schedule.rows(num_stages, few), self.schedule.workers(num_stages)
-        peaks = [
-            peak_in_flight([each for each in rows[owner[stage]] if each.stage == stage]) for stage in range(num_stages)
-        ]
-        return tuple(count if peak == few else peak for peak in peaks)  # all of them, as in GPipe
+        table = make_table(self.schedule, num_stages, count)
+        weights = table.op == OPS.index("W")
+        split = np.zeros((num_stages, count), np.bool_)
+        split[table.stage[weights], table.microbatch[weights]] = True
+        ends = weights | ((table.op == OPS.index("B")) & ~split[table.stage, table.microbatch])
+        change = (table.op == OPS.index("F")).astype(np.int64) - ends
+        return tuple(int(np.cumsum(change[table.stage == stage]).max()) for stage in range(num_stages))
 
     def _method_bytes(self, way: Proposal, stage: StageCost) -> int:
         """Return the bytes of the replica method's memory for a stage."""

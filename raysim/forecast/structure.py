@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from raysim.codecs.codec import DTYPES
 from raysim.config import RunConfig
 from raysim.forecast.evidence import CONVOLUTIONAL, ELSEWHERE, RECURRENT, SCRATCH, TRANSFORMER, UNKNOWN, Scope
 from raysim.forecast.shapes import StageCost, Unit
@@ -154,12 +155,15 @@ def _parts(config: RunConfig, num_stages: int, samples: int) -> Partition:
 
 @lru_cache(maxsize=64)
 def _stages(config: RunConfig, num_stages: int, samples: int) -> tuple[StageCost, ...]:
+    if config.bottleneck is not None:
+        raise InputError(f"{config.name} has a `bottleneck`, which only `raysim simulate` prices.")
     parts = _parts(config, num_stages, samples)
     if any(boundary.several for boundary in parts.boundaries):
         raise InputError(f"{config.name} sends several tensors across a boundary, which only `raysim simulate` prices.")
     outputs = [*(boundary.shape for boundary in parts.boundaries), ()]
     stages = []
-    for stage, (module, used) in enumerate(zip(parts.stages, parts.footprints(two_parts=True), strict=True)):
+    footprints = parts.footprints(two_parts=True, dtype=DTYPES[config.dtype])
+    for stage, (module, used) in enumerate(zip(parts.stages, footprints, strict=True)):
         flops = float(parts.flops_forward[stage])
         layers = parts.shadow.layers[slice(*parts.spans[stage])]
         stages.append(

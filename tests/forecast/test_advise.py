@@ -37,6 +37,7 @@ from raysim.network.topology import FREE, Network
 from raysim.network.transport import BARE, NCCL, RAY
 from raysim.notation import InputError
 from raysim.schedules import parse_schedule
+from raysim.schedules.actions import peak_in_flight
 from raysim.schedules.families import ZBV
 from raysim.sweeps.study_file import read_study
 from raysim.units import format_seconds
@@ -324,6 +325,17 @@ def test_host_codec_time_uses_all_gpus() -> None:
     assert job(devices="4x2xA100").fleet.memory_bytes == 2 * 80e9
 
 
+@pytest.mark.parametrize(
+    "schedule", ["1F1B", "1F1B(ahead=8)", "GPipe", "ZBH2", "ZBV", "DualPipeV", "Interleaved1F1B(2)"]
+)
+def test_microbatches_in_flight_are_those_of_the_whole_row(schedule: str) -> None:
+    own = replace(job(schedule), model=replace(SHAPE, layers=16))
+    count = own.num_stages(HostLayout(4, 1))
+    rows, owner = own.schedule.rows(count, 32), own.schedule.workers(count)
+    peaks = [peak_in_flight([each for each in rows[owner[stage]] if each.stage == stage]) for stage in range(count)]
+    assert own.in_flight(HostLayout(4, 1)) == tuple(peaks)
+
+
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_overlapped_averages_are_float32(workers: int) -> None:
     way = Proposal(HostLayout(workers, 4 // workers), overlap=True)
@@ -557,3 +569,15 @@ def test_a_layer_used_twice_is_a_unit_twice() -> None:
         assert sum(unit.forward_flops for unit in stage.units) == stage.forward_flops
         assert sum(unit.num_parameters for unit in stage.units) == stage.num_parameters
     assert sum(len(stage.units) for stage in model.stages(2, 4)) == model.layers == 6
+
+
+def test_keys_of_the_recipe_count() -> None:
+    plain, half = (RecipeModel(read_config("topics-gpt", [f"dtype={dtype}"])) for dtype in ("float32", "bfloat16"))
+    assert half.stages(2, 4)[1].saved_bytes < plain.stages(2, 4)[1].saved_bytes
+    fields: dict[str, Any] = {"schedule": "1F1B", "batch": None, "microbatch": None, "transport": "nccl"}
+    again = RecipeModel(read_config("topics-gpt", ["recompute=true"]))
+    jobs = [make_job(x, Fleet.parse("4xT4"), efficiency=0.4, recompute=False, **fields) for x in (plain, again)]
+    assert [each.recompute for each in jobs] == [False, True]
+    narrow = RecipeModel(read_config("topics-gpt", ["bottleneck=8"]))
+    with pytest.raises(InputError, match=r"^topics-gpt has a `bottleneck`, which only `raysim simulate` prices\.$"):
+        narrow.stages(2, 4)

@@ -145,6 +145,7 @@ REFUSED = {
         --study s.toml => `--study` needs a network
         --local-steps ten => `--local-steps` must be numbers such as 10,100,500
         --try replica_gradient=PowerSGD(4) => add --replicas 2
+        --stages 1 --try forward=TopK(0.1) => need links, but each replica is one stage: add --stages 2
         --network 1gbps --plot plot.svg => `--plot` must end in .png, but got 'plot.svg'.
     """,
     "sweep": """
