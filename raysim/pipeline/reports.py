@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ class ActionRecord(NamedTuple):
     end_s: float
     decode_s: float
     compute_wall_s: float
-    compute_cpu_s: float
+    compute_cpu_s: float  # NaN on a GPU, where it would be that of launching kernels
     encode_s: float
     wire_bytes: int
     dense_bytes: int
@@ -85,7 +86,8 @@ class TimedAction(NamedTuple):
     def record(self, clock: DeviceClock) -> ActionRecord:
         moments = (self.start, self.decoded, self.computed, self.end, self.sent.start, self.sent.end)
         start, decoded, computed, end, code, coded = map(clock.seconds, moments)
-        times = (start, end, decoded - start, computed - decoded, self.cpu_s, coded - code)
+        cpu_s = self.cpu_s if isinstance(self.start, float) else math.nan
+        times = (start, end, decoded - start, computed - decoded, cpu_s, coded - code)
         return ActionRecord(*self.action, *times, self.sent.wire_bytes, self.sent.dense_bytes, self.work)
 
 

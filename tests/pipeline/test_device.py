@@ -1,11 +1,18 @@
 """What a GPU must be able to do and to hold, told from its facts, as no GPU need be here."""
 
+import math
+from types import SimpleNamespace
+
 import pytest
 
 from raysim.config import ConfigError
+from raysim.forecast.compute import _alone
 from raysim.network.memory import StageMemory
 from raysim.pipeline.device import DeviceFacts
+from raysim.pipeline.link import CodedMessage
+from raysim.pipeline.reports import TimedAction
 from raysim.pipeline.stage_memory import check_devices
+from raysim.schedules import Action
 
 T4 = DeviceFacts("Tesla T4", "7.5", "550.54", "12.4", 16 * 10**9, False, "GPU-1")
 
@@ -31,3 +38,12 @@ def test_stages_fit_their_gpu_and_their_share_of_it(small):
         check_devices(small(), [StageMemory(s, weights_bytes=6 * 10**9) for s in range(3)], [0, 1, 2], [T4] * 3, 1.0)
     apart = [T4, T4, T4._replace(uuid="GPU-2")]
     check_devices(small(), [StageMemory(s, weights_bytes=6 * 10**9) for s in range(3)], [0, 1, 2], apart, 1.0)
+
+
+def test_a_profile_counts_the_seconds_of_a_gpu_not_those_of_launching_its_kernels(small):
+    """Kernels of 5 s, launched in 0.1 s."""
+    events = [SimpleNamespace(at=seconds) for seconds in (0.0, 0.0, 5.0, 5.0)]
+    clock = SimpleNamespace(seconds=lambda moment: getattr(moment, "at", moment))
+    record = TimedAction(Action(0, "F", 0), *events, 0.1, CodedMessage(), None).record(clock)
+    assert (record.compute_wall_s, _alone(record, small())["compute_wall_s"]) == (5.0, 5.0)
+    assert math.isnan(record.compute_cpu_s)
