@@ -300,22 +300,33 @@ class DualPipeV(VShaped):
 class Custom(WorkerSchedule):
     """Rows from a CSV file in torch's pipeline format, which fixes the numbers of stages and microbatches.
 
-    The file is read once, when the schedule is created.
+    The file is read once, when the schedule is created: schedules are equal if their rows are too.
     """
 
     _rows: ClassVar[list[Row]]  # set per object, but not a field: the notation has only the path
+    _hash: ClassVar[int]
 
     path: str
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "_rows", read_csv(self.path))
+        self._keep(read_csv(self.path))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Custom) and (self.path, self._rows) == (other.path, other._rows)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def _keep(self, rows: list[Row]) -> None:
+        object.__setattr__(self, "_rows", rows)
+        object.__setattr__(self, "_hash", hash((self.path, *map(tuple, rows))))
 
     @classmethod
     def of_rows(cls, path: str, rows: list[Row]) -> Custom:
         """Return the schedule with recorded rows, without reading the file."""
         schedule = object.__new__(cls)
         object.__setattr__(schedule, "path", path)
-        object.__setattr__(schedule, "_rows", rows)
+        schedule._keep(rows)
         return schedule
 
     def rows(self, num_stages: int, num_microbatches: int) -> list[Row]:
