@@ -43,8 +43,9 @@ def test_stages_fit_their_gpu_and_their_share_of_it(small):
 
 def test_a_profile_counts_the_seconds_of_a_gpu_not_those_of_launching_its_kernels(small):
     """Kernels of 5 s, launched in 0.1 s."""
-    events: list[Any] = [SimpleNamespace(at=seconds) for seconds in (0.0, 0.0, 5.0, 5.0)]
+    begun: Any = SimpleNamespace(at=0.0)
+    ended: Any = SimpleNamespace(at=5.0)
     clock: Any = SimpleNamespace(seconds=lambda moment: getattr(moment, "at", moment))
-    record = TimedAction(Action(0, "F", 0), *events, 0.1, CodedMessage(), None).record(clock)
+    record = TimedAction(Action(0, "F", 0), begun, begun, ended, ended, 0.1, CodedMessage(), None).record(clock)
     assert (record.compute_wall_s, _alone(record, small())["compute_wall_s"]) == (5.0, 5.0)
     assert math.isnan(record.compute_cpu_s)
