@@ -89,7 +89,9 @@ class StageSeconds:
         compared with those of stages on other nodes. All are medians over at least `FEW` steps.
         """
         wall_s = {key: median(values) for key, values in self._wall_s.items() if len(values) >= FEW}
-        stretch = {key: seconds / max(1e-9, median(self._cpu_s[key])) for key, seconds in wall_s.items()}
+        cpu_s = {key: median(self._cpu_s[key]) for key in wall_s}
+        known = [key for key, seconds in cpu_s.items() if not math.isnan(seconds)]  # not on a GPU
+        stretch = {key: wall_s[key] / max(1e-9, cpu_s[key]) for key in known}
         worst: tuple[float, str] = (1 / SLOW, "")
         for key in wall_s:
             node, stage = key
@@ -98,7 +100,7 @@ class StageSeconds:
             if same_stage:
                 words = f"stage {stage} computes {wall_s[key]:.3g} s a step there, and {median(same_stage):.3g} s on other nodes"
                 worst = max(worst, (wall_s[key] / median(same_stage), f"Node {node} holds the others up: {words}"))
-            elif others:
+            elif others and key in stretch:
                 words = f"stage {stage} takes {stretch[key]:.3g} s for a second on the CPU, stages elsewhere {median(others):.3g}"
                 worst = max(worst, (stretch[key] / median(others), f"Node {node} holds the others up: {words}"))
         return f"{worst[1]}. Stop other work there, lift a CPU quota, or leave the node out." if worst[1] else None

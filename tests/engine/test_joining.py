@@ -1,5 +1,6 @@
 """Sentences about a cluster: the way in for a driver outside, what is waited for, who holds it, a head that is lost."""
 
+import math
 import os
 import queue
 import re
@@ -241,6 +242,7 @@ def _reports(*seconds):
             "stage 1 takes 4 s for a second on the CPU, stages elsewhere 1",
         ),
         (["a", "a"], [(0, 0, 0.10, 0.10), (0, 1, 0.80, 0.20)], None),
+        (["a", "b"], [(0, 0, 0.10, math.nan), (0, 1, 0.80, math.nan)], None),  # CPU seconds are unknown on GPUs
         (["a", "b"], [(0, 0, 0.10, 0.10), (1, 0, 0.15, 0.15)], None),
         (
             ["a", "b"],
@@ -248,7 +250,7 @@ def _reports(*seconds):
             "stage 0 computes 0.4 s a step there, and 0.1 s on other nodes",
         ),
     ],
-    ids=["alike", "quota", "one-node", "replicas-alike", "slow-replica"],
+    ids=["alike", "quota", "one-node", "gpus", "replicas-alike", "slow-replica"],
 )
 def test_delaying_node_is_named_with_its_stages(nodes, steps, sentence):
     seconds = StageSeconds()
