@@ -300,7 +300,7 @@ class DualPipeV(VShaped):
 class Custom(WorkerSchedule):
     """Rows from a CSV file in torch's pipeline format, which fixes the numbers of stages and microbatches.
 
-    The file is read once, when the schedule is created: schedules are equal if their rows are too.
+    The file is read once, when the schedule is created.
     """
 
     _rows: ClassVar[list[Row]]  # set per object, but not a field: the notation has only the path
@@ -311,7 +311,7 @@ class Custom(WorkerSchedule):
     def __post_init__(self) -> None:
         self._keep(read_csv(self.path))
 
-    def __eq__(self, other: object) -> bool:
+    def __eq__(self, other: object) -> bool:  # the file may have changed
         return isinstance(other, Custom) and (self.path, self._rows) == (other.path, other._rows)
 
     def __hash__(self) -> int:
