@@ -26,7 +26,6 @@ from raysim.distributed.exchange import (
     run_rounds,
 )
 from raysim.replication import parse_replica_method
-from raysim.replication.gathered import Dense
 from raysim.replication.layers import WHOLE, Layered
 from raysim.replication.method import Averaged, Memory, ReplicaContext, ReplicaMethod
 
@@ -236,7 +235,7 @@ class Gradients:
         layers = self._of_row(names)
         # DDP puts a new model into other buckets in its first step: one that decides by bucket skips it, to go on as loaded
         skips = self._loaded and bool(self._of_bucket) and names not in self._of_bucket
-        method = Dense() if skips else self.method
+        method = parse_replica_method("Identity") if skips else self.method
         rounds = method.average(gradients, _join(memory, layers), self._context(index))
         num_values = sum(gradient.numel() for gradient in gradients.values())
         try:
