@@ -61,7 +61,8 @@ def test_many_runs_leave_nothing_behind(tmp_path, engine, count):
     code = RUNS.format(support=support, engine=engine, count=count, file=str(file))
     subprocess.run([sys.executable, "-c", code], check=True, timeout=800)
     found = json.loads(file.read_text())
-    (early_bytes, early_fds, early_threads, early_names), (bytes_, fds, _, names) = found[4], found[-1]
+    (early_bytes, early_fds, early_threads, early_names), (bytes_, *_, names) = found[4], found[-1]
+    fds = min(run[1] for run in found[-5:])  # a socket of Ray's comes and goes; what we left behind would stay
     threads = max(run[2] for run in found[4:])
     print(
         f"{engine}: {early_bytes / 2**20:.1f} to {bytes_ / 2**20:.1f} MiB, {early_fds} to {fds} descriptors, "
