@@ -207,8 +207,7 @@ class Results:
     def pricing_of(self, runs: pd.DataFrame, **given: Any) -> dict[str, Any]:
         """Return the options of `replay`: `given`, or for None those by which the study of `runs` compares steps.
 
-        The transport is that of its objectives. Runs of studies that differ have the usual options, and their own compute; so have
-        runs some of which belong to no study.
+        The transport is that of its objectives. Studies that differ have the usual options, runs without one the recorded compute.
         """
         usual, studies = ("auto", None), runs["study"].dropna()
         files = self._study_files(studies)

@@ -92,8 +92,8 @@ def test_a_candidate_is_a_model_with_links():
 
 @pytest.mark.parametrize(("own", "dense", "harm"), [(3.0, 2.0, 50.0), (-1.0, -2.0, math.nan), (1.0, 0.0, math.nan)])
 def test_harm_is_a_share_of_the_dense_loss_which_must_be_above_zero(own, dense, harm):
-    found = Branch("TopK(0.1)", (9.0, own)).harm(Branch("Identity", (9.0, dense)))
-    assert found == pytest.approx(harm, nan_ok=True)
+    setting, reference = Branch("TopK(0.1)", (9.0, own)), Branch("Identity", (9.0, dense))
+    assert setting.harm(reference) == pytest.approx(harm, nan_ok=True)
 
 
 def test_gradients_and_modes_are_restored():

@@ -364,12 +364,13 @@ def test_a_custom_schedule_is_read_once(tmp_path: Path) -> None:
 
 
 def test_a_file_of_other_rows_is_another_schedule(tmp_path: Path) -> None:
-    path, found = tmp_path / "rows.csv", []
-    for row in ("0F0,0F1,0B0,0B1", "0F0,0B0,0F1,0B1"):
+    path, schedules = tmp_path / "rows.csv", []
+    for row in ("0F0,0F1,0B0,0B1", "0F0,0B0,0F1,0B1", "0F0,0F1,0B0,0B1"):
         path.write_text(f"{row}\n")
-        found.append(Custom(str(path)))
-    assert found[0] == found[0] != found[1]
-    assert [make_table(each, 1, 2).microbatch.tolist() for each in found] == [[0, 1, 0, 1], [0, 0, 1, 1]]
+        schedules.append(Custom(str(path)))
+    assert schedules[0] == schedules[2] != schedules[1]
+    assert hash(schedules[0]) == hash(schedules[2])
+    assert [make_table(each, 1, 2).microbatch.tolist() for each in schedules[:2]] == [[0, 1, 0, 1], [0, 0, 1, 1]]
 
 
 def test_empty_cells_mean_nothing() -> None:

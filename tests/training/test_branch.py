@@ -226,7 +226,7 @@ def test_methods_know_that_their_memories_start_empty(small, tmp_path, changes):
 
 
 def test_weights_predicted_for_another_schedule_are_not_read(small, tmp_path):
-    """A branch with another schedule has other delays, so its predicted versions start anew."""
+    """Another schedule has other delays: predicted versions start anew."""
     settings = {**RUNS["predicted"], "schedule": "1F1B", "forward": "Identity"}
     begun = train(small(**settings, steps=3), engine="inline", out=tmp_path / "parent")
     config = small(**{**settings, "schedule": "1F1B(ahead=2)"}, steps=2, start=str(begun.folder))
